@@ -1,0 +1,137 @@
+"""The target on a CPU through transformers: generate, capture, and the verify pass of the reference verifier.
+
+Tensors: B rows of a batch, L padded length, H hidden size, K boundaries, n tokens of one row.
+"""
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from stages.lib.refusal import Refusal
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Engine:
+    """One copy of the target in this process."""
+
+    def __init__(self, folder, version, dtype, threads):
+        """folder: a verified target folder. version: engine.version, which must be what is installed, since another
+        release may compute other bits. threads: fixed, since the order of sums in bf16 depends on it."""
+        if transformers.__version__ != version:
+            raise Refusal(f"engine.version is {version} but transformers {transformers.__version__} is installed; "
+                          "install the locked environment (make env) or change engine.version")
+        if dtype not in DTYPES:
+            raise Refusal(f"the engine's dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+        torch.set_num_threads(threads)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, trust_remote_code=False).eval()
+        self.decoder = self.model.get_decoder()
+        self.head = self.model.get_output_embeddings()
+
+    @torch.inference_mode()
+    def generate(self, prompts, max_new_tokens, temperature, top_p, seeds, stop_ids, tick=lambda n: None):
+        """Answers to `prompts` (lists of token ids), decoded together as one batch.
+
+        Greedy at temperature 0; else nucleus sampling with one generator per row, seeded by `seeds[row]`. Returns
+        one `(response_ids, finish_reason)` per prompt; a stop id is part of the response. Left padding, so that every
+        row decodes at the right end; rows that are done leave the batch. Raises FloatingPointError at logits that are
+        not finite.
+        """
+        length = max(map(len, prompts))
+        ids = torch.full((len(prompts), length), stop_ids[0])
+        mask = torch.zeros(len(prompts), length, dtype=torch.long)
+        for r, prompt in enumerate(prompts):
+            ids[r, length - len(prompt):] = torch.tensor(prompt)
+            mask[r, length - len(prompt):] = 1
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        cache, rows = DynamicCache(), list(range(len(prompts)))
+        answers, reasons = [[] for _ in prompts], ["length"] * len(prompts)
+        for _ in range(max_new_tokens):
+            logits = self.model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
+                                use_cache=True, logits_to_keep=1).logits[:, -1].float()
+            if not torch.isfinite(logits).all():
+                raise FloatingPointError("the target's logits are not finite")
+            token = _pick(logits, temperature, top_p, [generators[r] for r in rows])
+            for r, t in zip(rows, token.tolist()):
+                answers[r].append(t)
+                if t in stop_ids:
+                    reasons[r] = "stop"
+            tick(len(rows))
+            going = [i for i, r in enumerate(rows) if reasons[r] != "stop"]
+            if not going:
+                break
+            if len(going) < len(rows):
+                index = torch.tensor(going)
+                cache.batch_select_indices(index)
+                token, mask, positions, rows = token[index], mask[index], positions[index], [rows[i] for i in going]
+            ids, positions = token[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+        return list(zip(answers, reasons))
+
+    @torch.inference_mode()
+    def capture(self, sequences, boundaries):
+        """Per sequence of token ids `(aux [n, K*H], last [n, H])` in the engine's dtype.
+
+        Boundary b is what enters layer b (the full residual sum, before that layer's norm); chunks in ascending
+        order, as SGLang concatenates them (layers/logits_processor.py:671, 0.5.15.post1). `last` is post-norm: the
+        head's input. Right padding under a causal mask leaves the real rows alone.
+        """
+        ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
+        for r, sequence in enumerate(sequences):
+            ids[r, :len(sequence)] = torch.tensor(sequence)
+        with _Taps(self.decoder, boundaries) as taps:
+            last_BLH = self.decoder(ids, use_cache=False).last_hidden_state
+        aux_BLKH = taps.concatenated()
+        return [(aux_BLKH[r, :len(s)], last_BLH[r, :len(s)]) for r, s in enumerate(sequences)]
+
+    @torch.inference_mode()
+    def plain_states(self, sequence, boundaries):
+        """The same `(aux, last)` for one sequence by transformers' own `output_hidden_states`: what the parity probe
+        compares the taps with. Entry b of that list is boundary b for b < number of layers."""
+        out = self.decoder(torch.tensor([sequence]), use_cache=False, output_hidden_states=True)
+        return torch.cat([out.hidden_states[b][0] for b in boundaries], -1), out.last_hidden_state[0]
+
+    @torch.inference_mode()
+    def next_ids(self, last):
+        """The target's own argmax after each row of `last [n, H]`: int64 [n]."""
+        return self.head(last).argmax(-1)
+
+    @torch.inference_mode()
+    def verify(self, ids, cache, boundaries):
+        """Run `ids` (list of n new token ids) behind `cache`: the logits [n, V] in fp32 and aux [n, K*H]. The cache grows by n."""
+        with _Taps(self.decoder, boundaries) as taps:
+            logits = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0].float()
+        return logits, taps.concatenated()[0]
+
+
+class _Taps:
+    """Pre-hooks on the layers whose input is wanted, for the length of one forward."""
+
+    def __init__(self, decoder, boundaries):
+        self.decoder, self.boundaries, self.seen, self.handles = decoder, boundaries, {}, []
+
+    def __enter__(self):
+        for boundary in self.boundaries:
+            def hook(module, args, kwargs, boundary=boundary):
+                self.seen[boundary] = (args[0] if args else kwargs["hidden_states"]).clone()
+            self.handles.append(self.decoder.layers[boundary].register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            handle.remove()
+
+    def concatenated(self):
+        return torch.cat([self.seen[b] for b in self.boundaries], -1)
+
+
+def _pick(logits, temperature, top_p, generators):
+    """Next token per row: argmax at temperature 0, else a draw from the smallest set of tokens with mass top_p."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    probabilities, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
+    outside = probabilities.cumsum(-1) - probabilities > top_p
+    probabilities = probabilities.masked_fill(outside, 0)
+    drawn = torch.stack([torch.multinomial(p, 1, generator=g) for p, g in zip(probabilities, generators)])
+    return order.gather(-1, drawn)[:, 0]

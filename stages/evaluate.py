@@ -1,0 +1,173 @@
+"""evaluate: how many drafts would the target accept, and how does that compare?
+
+In: data/export, data/target, data/prompts/eval, data/traces (only for the trigram baseline).
+Out: metrics/evaluate.json, metrics/positions.csv, metrics/tau_by_set.csv.
+Alone: `python -m stages.evaluate`. The target's own answers are kept in the state dir: another draft reuses them.
+"""
+from stages.lib import cpu  # noqa: F401  before torch
+import torch
+
+from stages.contract import rules
+from stages.contract.forward import ServedDraft
+from stages.engines.transformers_engine import Engine
+from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, metrics, params, progress, prompts, shards,
+                        state, target, traces, verifier, vocabulary, workers)
+from stages.lib.refusal import Refusal, run
+
+NEAR_TIE = 1e-3  # two logits closer than this may change places with the batch shape, in fp32 too
+
+engine = tok = stop_ids = settings = boundaries = embed = None  # one set per worker process
+
+
+def setup(folder, p, stop, taps):
+    global engine, tok, stop_ids, settings, boundaries, embed
+    engine = Engine(folder, p.engine.version, p.evaluate.dtype, p.engine.threads)
+    tok, stop_ids, settings, boundaries = chat.tokenizer(folder), stop, p, taps
+    embed = target.head_and_norm(folder)["embed"].float()
+
+
+def main():
+    p = params.load("evaluate")
+    e, about, folder = p.evaluate, target.manifest(), target.open_target()
+    torch.set_num_threads(p.engine.threads)
+    if verifier.HEADLINE_CHAIN not in e.chains:
+        raise Refusal(f"evaluate.chains is {list(e.chains)}; the headline needs chain {verifier.HEADLINE_CHAIN} among them")
+
+    # The boundaries are those that the pinned server captures for the exported ids: what is served, not what was meant.
+    ids = files.read_json("data/export/config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    taps = rules.boundaries_captured(p.export.sglang, about["architecture"], ids)
+
+    # The target answers the evaluation prompts by itself; on a few it also decodes with the draft, for real.
+    read = prompts.read(e.files, None, e.max_bad)
+    blocks = [read.rows[i::e.blocks] for i in range(e.blocks)]
+    key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.dtype, e.max_tokens, e.max_new_tokens, e.batch]
+    said = [state.piece("evaluate", f"{files.digest_of(key, block)}.json") for block in blocks]
+    kept = [state.piece("evaluate", f"{files.digest_of(key, block, taps)}.safetensors") for block in blocks]
+    tasks = [(answer_and_capture, block, a, s) for block, a, s in zip(blocks, said, kept) if not (a.exists() and s.exists())]
+    probes = [read.rows[i * len(read.rows) // e.decode_rows] for i in range(e.decode_rows)]
+    tasks += [(decode, row) for row in probes]
+    most = sum(len(row["turns"]) for task in tasks if task[0] is answer_and_capture for row in task[1]) * e.max_new_tokens
+    decoded = {task[1]["id"]: result for task, result in workers.run(
+        work, tasks, p.exec.workers, setup, (folder, p, about["eos_token_ids"], taps), "evaluate", most + e.decode_rows * e.decode_tokens)
+        if task[0] is decode}
+    results = [files.read_json(path) for path in said]
+    rows = [row for result in results for row in result["rows"]]
+    bad = read.quarantined + [row for result in results for row in result["quarantined"]]
+
+    # Replay the answers: every chain length from one pass over their states.
+    draft, d2t = drafts.of_export("data/export", target.head_and_norm(folder)["embed"].float())
+    states = shards.States(kept, {"dtype": "float32"})
+    target_ids = vocabulary.target_ids(d2t)
+    with progress.bar("replay", sum(states.lengths)) as bar:
+        found = verifier.replay(draft, states, list(range(len(rows))), target_ids, e.chains, max(states.lengths), 4, bar.update)
+    drafters = {"trigram": baselines.Trigram(traces.read()), "prompt_lookup": baselines.PromptLookup()}
+    beside = {name: [walk_baseline(drafter, row) for row in rows] for name, drafter in drafters.items()}
+    check = check_decode(probes, decoded, rows, states, draft, target_ids, e.decode_tokens)
+
+    varied = [metrics.distinct_4grams(row["response_ids"]) >= e.distinct for row in rows]
+    headline = lambda histograms, keep=varied: metrics.tau_with_interval([h for h, k in zip(histograms, keep) if k], e.bootstrap, e.seed)
+    chain = found[verifier.HEADLINE_CHAIN]
+    full = lambda keep: {**headline(chain, keep), **metrics.positions([h for h, k in zip(chain, keep) if k], verifier.HEADLINE_CHAIN)}
+    sets = {name: [v and row["source"] == name for v, row in zip(varied, rows)] for name in dict.fromkeys(row["source"] for row in rows)}
+    tokens = torch.tensor([t for row in rows for t in row["response_ids"][1:]])
+    result = {
+        **headline(chain), "offline": full(varied), "all_rows": headline(chain, [True] * len(rows)),
+        "sets": {name: {**full(keep), **{f"{b}_tau": headline(h, keep)["tau"] for b, h in beside.items()}} for name, keep in sets.items()},
+        **{f"chain_{k}": headline(found[k]) for k in e.chains if k != verifier.HEADLINE_CHAIN},
+        "baselines": {name: headline(histograms) for name, histograms in beside.items()},
+        "coverage": round(vocabulary.inside(d2t, about["vocab_size"])[tokens].float().mean().item(), 4),
+        "answers": {"rows": len(rows), "looping": len(rows) - sum(varied), "response_tokens": len(tokens) + len(rows),
+                    "cut_at_limit": sum(row["finish_reason"] == "length" for row in rows), "quarantined": len(bad)},
+        "decode": check}
+    result["tau_macro"] = round(sum(s["tau"] for s in result["sets"].values()) / len(sets), metrics.DIGITS)
+    files.write_json("metrics/evaluate.json", result)
+    files.write_csv("metrics/positions.csv", ["set", "position", "accepted"], [
+        [name, i, figures[f"pos_{i}"]] for name, figures in result["sets"].items() for i in range(1, verifier.HEADLINE_CHAIN + 1)])
+    files.write_csv("metrics/tau_by_set.csv", ["set", "drafter", "tau", "tau_lo", "tau_hi"], [
+        [name, drafter, *(headline(histograms, keep)[k] for k in ("tau", "tau_lo", "tau_hi"))]
+        for name, keep in sets.items() for drafter, histograms in {"draft": chain, **beside}.items()])
+    state.keep_only("evaluate", {path.name for path in said + kept})
+    progress.summary("evaluate", tau=f"{result['tau']} [{result['tau_lo']}, {result['tau_hi']}]", n=result["n"],
+                     trigram=result["baselines"]["trigram"]["tau"], prompt_lookup=result["baselines"]["prompt_lookup"]["tau"],
+                     decoded=f"{check['equal']} of {check['rows']} equal")
+
+
+def work(task):
+    function, *arguments = task
+    return function(*arguments)
+
+
+def answer_and_capture(block, said, kept):
+    """The target's greedy answers to one block, and the states of prompt and answer at the served boundaries."""
+    e = settings.evaluate
+    if not said.exists():
+        rows, bad = answers.of_block(block, engine, tok, stop_ids, e.max_tokens, e.max_new_tokens, 0, 1.0, 0, e.batch, workers.tick)
+        files.write_json(said, {"rows": rows, "quarantined": bad})
+    rows = files.read_json(said)["rows"]
+    sequences = [row["prompt_ids"] + row["response_ids"] for row in rows]
+    documents = [None] * len(rows)
+    for group in capture.batches_by_length([len(s) for s in sequences], 4096):
+        for i, (aux, last) in zip(group, engine.capture([sequences[i] for i in group], boundaries)):
+            documents[i] = document(rows[i], aux, last)
+    tensors = {name: torch.cat([d[name] for d in documents]) for name in documents[0]}
+    shards.write(kept, {**tensors, "cu_seqlens": torch.tensor([0, *map(len, sequences)]).cumsum(0)})
+
+
+def document(row, aux, last):
+    """Only what the replay reads: no teacher, so neither the last states nor the next ids."""
+    ids = torch.tensor(row["prompt_ids"] + row["response_ids"], dtype=torch.int32)
+    return {"input_ids": ids, "loss_mask": torch.arange(len(ids)) >= len(row["prompt_ids"]), "aux": aux.float(),
+            "last": last[:, :0].float(), "next_id": torch.full_like(ids, -1)}
+
+
+def decode(row):
+    """One prompt's first turn by real speculative decoding with the exported folder: (ids, histogram, smallest margin)."""
+    e = settings.evaluate
+    result = verifier.decode(engine, ServedDraft("data/export", embed), chat.render(tok, chat.messages(row, [])), e.decode_tokens,
+                             stop_ids, verifier.HEADLINE_CHAIN, boundaries)
+    workers.tick(len(result[0]))
+    return result
+
+
+def check_decode(probes, decoded, rows, states, draft, target_ids, limit):
+    """Real decoding must give the target's own greedy words, and the replay of the same words the same counts.
+
+    A row whose best two logits came closer than a rounding error is a tie, set aside and counted. Anything else that
+    differs is a Refusal: then either the verifier or the exported draft is not what the replay takes it for.
+    """
+    first_turn = {row["id"]: i for i, row in enumerate(rows) if row["turn"] == 0}
+    equal = same = ties = tokens = 0
+    for row in probes:
+        ids, histogram, closest = decoded[row["id"]]
+        plain = rows[first_turn[row["id"]]]
+        if ids != plain["response_ids"][:limit]:
+            if closest >= NEAR_TIE:
+                raise Refusal(f"speculative decoding of {row['id']} differs from plain greedy decoding, and no two logits were "
+                              f"closer than {closest:.1e}: the verifier is not lossless")
+            ties += 1
+            continue
+        equal, tokens = equal + 1, tokens + len(ids)
+        replayed = replay_prefix(draft, states, first_turn[row["id"]], target_ids, len(plain["prompt_ids"]), len(ids))
+        if replayed != histogram:
+            raise Refusal(f"{row['id']}: real decoding accepted {histogram} (verify passes by accepted drafts), the replay of the "
+                          f"same tokens {replayed}: the exported folder does not compute what the trainer's draft does")
+        same += 1
+    return {"rows": len(probes), "tokens": tokens, "equal": equal, "same_counts": same, "ties": ties}
+
+
+def replay_prefix(draft, states, index, target_ids, prompt, answer):
+    """Histogram of the first `answer` tokens of one document, as if the answer had ended there."""
+    chain = verifier.HEADLINE_CHAIN
+    batch = verifier.packing.collate(states, [[index]], states.lengths[index])
+    batch.loss_mask[:, prompt + answer:] = False
+    right = verifier.matches(draft, batch, target_ids, chain)[0].tolist()
+    return verifier.walk(right, prompt, prompt + answer - 1)
+
+
+def walk_baseline(drafter, row):
+    right = baselines.matches(drafter, row["prompt_ids"], row["response_ids"], verifier.HEADLINE_CHAIN)
+    return verifier.walk(right, len(row["prompt_ids"]), len(right) - 1)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,11 @@
+"""Import this before torch: OpenMP threads that wait must sleep.
+
+By default they spin, and on a machine that does anything else two spinning threads were about eight times slower than
+one. libgomp reads these variables once, when torch loads it, so a later setting has no effect.
+"""
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -1,0 +1,50 @@
+"""The parity probe: is what was captured what the target computes, and is `last` what its head reads?"""
+import time
+
+import torch
+
+from stages.lib.refusal import Refusal
+
+COSINE_P1 = 0.995  # 1st percentile over rows; a flattened cosine of two neighbouring boundaries can be 0.9999
+HEAD_REPEATS = {"float32": 0.999, "bfloat16": 0.975}  # bf16 depends on the batch's shape: prefill and decode differ
+
+
+def probe(engine, rows, boundaries, count, greedy, dtype):
+    """Capture `count` traces, spread evenly, in one batch and compare with a plain forward of each alone.
+
+    Per boundary: the 1st percentile of the per-row cosine, first token left out (its state is a thousand times larger
+    than any other and would hide the rest). And for greedy traces the share of response tokens that head(last)
+    repeats. Returns the figures for the manifest, and tokens_per_s of the batched capture; a Refusal names what fails.
+    """
+    sample = [rows[i * len(rows) // min(count, len(rows))] for i in range(min(count, len(rows)))]
+    sequences = [row["prompt_ids"] + row["response_ids"] for row in sample]
+    started = time.perf_counter()
+    captured = engine.capture(sequences, boundaries)
+    tokens_per_s = sum(map(len, sequences)) / (time.perf_counter() - started)
+
+    cosines, repeated, asked = [], 0, 0
+    for row, sequence, (aux, last) in zip(sample, sequences, captured):
+        if len(aux) != len(sequence):
+            raise Refusal(f"trace {row['id']}: {len(aux)} captured rows for {len(sequence)} tokens")
+        plain, _ = engine.plain_states(sequence, boundaries)
+        cosines.append(row_cosines(aux, plain, len(boundaries))[1:])
+        prompt = len(row["prompt_ids"])
+        repeated += (engine.next_ids(last[prompt - 1:-1]) == torch.tensor(row["response_ids"])).sum().item()
+        asked += len(row["response_ids"])
+    p1 = torch.quantile(torch.cat(cosines), 0.01, dim=0).tolist()
+    for boundary, cosine in zip(boundaries, p1):
+        if not cosine >= COSINE_P1:
+            raise Refusal(f"captured rows of boundary {boundary} differ from the target's own forward: 1st percentile of the "
+                          f"cosine {cosine:.4f}, expected {COSINE_P1}; the engine captures another boundary or corrupts rows")
+    share = repeated / asked
+    if greedy and share < HEAD_REPEATS[dtype]:
+        raise Refusal(f"head(last) repeats {share:.2%} of the traced greedy tokens in {dtype}, expected {HEAD_REPEATS[dtype]:.1%}: "
+                      "the traces come from another target, another precision, or `last` is not the post-norm state")
+    return {"rows": len(sample), "cosine_p1_min": round(min(p1), 4), "head_repeats": round(share, 3),
+            "cosine_p1": {f"boundary_{b}": round(c, 4) for b, c in zip(boundaries, p1)}, "tokens_per_s": tokens_per_s}
+
+
+def row_cosines(aux, plain, num_boundaries):
+    """Cosine per row and boundary, [n, K], in fp32."""
+    a, b = (x.float().view(len(x), num_boundaries, -1) for x in (aux, plain))
+    return torch.nn.functional.cosine_similarity(a, b, dim=-1)

@@ -1,0 +1,44 @@
+"""Independent pieces of work spread over processes, with one progress bar.
+
+Each piece is computed alone, with a thread count that is a param, so the number of processes changes no byte.
+"""
+import multiprocessing
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+
+from stages.lib import progress
+
+_ticks = None
+
+
+def _join(ticks, setup, arguments):
+    global _ticks
+    _ticks = ticks
+    setup(*arguments)
+
+
+def tick(amount):
+    """Called by the work itself: `amount` more units are done."""
+    with _ticks.get_lock():
+        _ticks.value += amount
+
+
+def run(work, tasks, workers, setup, arguments, title, total, unit="tok"):
+    """Yield `(task, work(task))` as pieces finish, in any order.
+
+    `setup(*arguments)` runs once in each process, to load the model. `work` calls `tick(n)` as it goes; `total` is the
+    expected number of `unit`s, an upper bound where the work can stop early. The first error ends the rest.
+    """
+    context = multiprocessing.get_context("spawn")  # fork after torch has started threads can deadlock
+    ticks = context.Value("q", 0)
+    with ProcessPoolExecutor(max(1, min(workers, len(tasks))), mp_context=context, initializer=_join,
+                             initargs=(ticks, setup, arguments)) as pool, progress.bar(title, total, unit) as bar:
+        pending = {pool.submit(work, task): task for task in tasks}
+        try:
+            while pending:
+                done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                bar.update(ticks.value - bar.n)
+                for future in done:
+                    yield pending.pop(future), future.result()
+        finally:
+            for future in pending:
+                future.cancel()

@@ -156,7 +156,6 @@ def _entries(path):
                     raise Refusal(f"prompt file {path} begins like a JSON list and is none ({error}): repair it, or "
                                   "write one JSON object a line") from None
             else:
-                # A single line that is a list, such as [1, 2], is a bad row of JSON lines as much as a list of two.
                 yield from enumerate(values, 1)
                 return
         file.seek(start)

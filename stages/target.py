@@ -113,11 +113,11 @@ def check_text_files(folder):
     read = {name: read_object(folder / name) for name in ("config.json", "tokenizer_config.json")}
     for name, content in read.items():
         if content.get("auto_map"):
-            raise Refusal(f"{folder / name} has an auto_map: the model wants Python code of its own to be run, which is "
-                          "not done here")
+            raise Refusal(f"{folder / name} has an auto_map: the model wants Python code of its own to be run, "
+                          "which is not done here")
     if not (folder / "chat_template.jinja").exists() and not read["tokenizer_config.json"].get("chat_template"):
-        raise Refusal(f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
-                      "a base model cannot answer prompts; use an instruction-tuned one")
+        raise Refusal(f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+                      "tokenizer_config.json); a base model cannot answer prompts; use an instruction-tuned one")
     return read["config.json"]
 
 
@@ -131,8 +131,8 @@ def essentials(config, folder):
 
     absent = [key for key in REQUIRED if not text.get(key)]
     if absent or not config.get("architectures"):
-        raise Refusal(f"{folder / 'config.json'} lacks {', '.join(absent or ['architectures'])}; expected the config of a "
-                      "decoder-only language model")
+        raise Refusal(f"{folder / 'config.json'} lacks {', '.join(absent or ['architectures'])}; expected the "
+                      "config of a decoder-only language model")
     heads = text["num_attention_heads"]
     # A dict for its order. Engines stop at the ids of both files, so the traces must too.
     eos = dict.fromkeys(i for part in (config, text, generation) for i in as_list(part.get("eos_token_id")))

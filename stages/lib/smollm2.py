@@ -28,7 +28,7 @@ def convert(gguf_path, out_dir):
     kind = meta.get("general.architecture"), meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
     if kind != ("llama", "gpt2", "smollm"):
         raise Refusal(f"the package's GGUF file is {kind} (architecture, tokenizer, pre-tokenizer); only SmolLM's is "
-                      "converted, ('llama', 'gpt2', 'smollm'): use target.source folder with a safetensors model instead")
+                      "converted, ('llama', 'gpt2', 'smollm'): use target.source folder, with safetensors")
     heads = {"attn_q": meta["llama.attention.head_count"], "attn_k": meta["llama.attention.head_count_kv"]}
     weights = {}
     for tensor in reader.tensors:

@@ -37,7 +37,7 @@ def manifest(manifest_dir="data/target") -> dict:
 def resolve(t, offline=False) -> Path:
     """The folder that the params section `target` (source, name, revision, sha256) means, fetched if it is not here.
 
-    offline: take what the hub's cache has, without asking the hub. Refusal when it cannot be had.
+    offline: ask the hub only for what its cache on this machine lacks. Refusal when the model cannot be had.
     """
     if t.source == "package":
         return _converted_package(t.name, t.revision, t.sha256)
@@ -244,15 +244,15 @@ def _hub_snapshot(name, revision, offline):
     if not re.fullmatch("[0-9a-f]{40}", str(revision)):
         raise Refusal(f"target.revision is {revision!r}; a hub model needs its full commit (40 hex digits), because "
                       "branches and tags move")
+    import httpx  # the hub library's client, whose errors it lets through
     from huggingface_hub import snapshot_download  # here: slow to import, and only this source needs it
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=offline))
-    except LocalEntryNotFoundError as error:
-        if offline:
-            return _hub_snapshot(name, revision, offline=False)
-        reason = error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = error
-    raise Refusal(f"{name} at {revision} cannot be had from the hub ({str(reason).splitlines()[0]}); check target.name, "
-                  "the network and your access, or download it elsewhere and use target.source folder")
+    from huggingface_hub.errors import HFValidationError
+    reasons = []
+    # A commit never changes, so a machine without a network may go on with what was downloaded before.
+    for local in (offline, not offline):
+        try:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=local))
+        except (httpx.HTTPError, OSError, HFValidationError) as error:
+            reasons.append(str(error).splitlines()[0])
+    raise Refusal(f"{name} at {revision} cannot be had from the hub ({'; '.join(reasons)}); check target.name, the "
+                  "network and your access, or download it elsewhere and use target.source folder")

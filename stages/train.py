@@ -32,7 +32,8 @@ def main():
     training, validation = split(states.manifest["documents"], p.train.validation)
     counts = vocabulary.count(states, training, about["vocab_size"])
     d2t = vocabulary.choose(counts, p.draft.vocab_size)
-    target_ids, in_vocabulary = vocabulary.target_ids(d2t), vocabulary.inside(d2t, about["vocab_size"])
+    target_ids, draft_ids = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])
+    in_vocabulary = draft_ids >= 0
 
     draft = drafts.Draft(shape_of(about, states.manifest, p.draft), weights["embed"])
     drafts.initialise(draft, p.train.init, weights["head"].float(), weights["norm"].float(), d2t, p.train.seed)
@@ -61,7 +62,7 @@ def main():
                 group["lr"] = learning_rate(step, len(batches), p.train)
             batch = packing.collate(states, batches[step], p.train.pack_tokens)
             with autocast:
-                total, scores = loss.ttt_loss(draft, batch, head_rows, in_vocabulary, target_ids, p.train.ttt_steps,
+                total, scores = loss.ttt_loss(draft, batch, head_rows, in_vocabulary, draft_ids, p.train.ttt_steps,
                                               p.train.step_decay, p.train.stop_at_oov)
             total.backward()
             norm = torch.nn.utils.clip_grad_norm_(draft.parameters(), p.train.clip)

@@ -75,12 +75,17 @@ def test_feeding_back_the_normed_state_is_seen(tmp_path, monkeypatch):
     assert export.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > export.TOLERANCE
 
 
-def test_loss_gradient_matches_the_written_out_cross_entropy():
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_fused_head_loss_equals_the_written_out_cross_entropy(count):
     torch.manual_seed(0)
-    logits, p = torch.randn(7, 11, requires_grad=True), torch.randn(7, 11).softmax(-1)
-    ours = torch.autograd.grad(loss.soft_cross_entropy(logits, p), logits)[0]
-    plain = torch.autograd.grad(-(p * logits.log_softmax(-1)).sum(-1).mean(), logits)[0]
-    assert torch.allclose(ours, plain, atol=1e-6)
+    x, w, p = torch.randn(count, 16, requires_grad=True), torch.randn(11, 16, requires_grad=True), torch.randn(5, 11).softmax(-1)
+    teacher, weight, word = torch.randint(0, 5, (count,)), torch.rand(count), torch.randint(0, 11, (count,))
+    total, hits = loss.HeadLoss.apply(x, w, p, teacher, word, weight)
+    z = x @ w.T
+    plain = -(weight[:, None] * p[teacher] * z.log_softmax(-1)).sum()
+    assert torch.allclose(total, plain, rtol=1e-5) and torch.equal(hits, z.argmax(-1) == word)
+    for ours, theirs in zip(torch.autograd.grad(3 * total, [x, w]), torch.autograd.grad(3 * plain, [x, w])):
+        assert torch.allclose(ours, theirs, atol=1e-4)
 
 
 def test_loss_ignores_states_of_other_documents_in_the_pack(tmp_path):

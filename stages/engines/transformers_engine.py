@@ -4,11 +4,36 @@ Tensors: B rows of a batch, L padded length, H hidden size, K boundaries, n toke
 """
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache
+from torch.nn import functional as F
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from stages.lib.refusal import Refusal
 
+transformers.utils.logging.disable_progress_bar()
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
+    """transformers' attention call for grouped-query models, without copying each key once per query head.
+
+    Its own sdpa path repeats the keys and values whenever there is a mask: three quarters of the memory traffic of a
+    batched decode step, which took half the time. query [B, n, M, D], key and value [B, c, L, D]; returns [B, M, n, D].
+    """
+    B, n, M, D = query.shape
+    if M > 1:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling,
+                                             is_causal=attention_mask is None, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
+    scores = query.view(B, -1, n // key.shape[1], D) @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, float("-inf"))
+    return (scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value).view(B, 1, n, D), None
+
+
+AttentionInterface.register("eyrie_grouped", grouped_attention)
+AttentionMaskInterface.register("eyrie_grouped", sdpa_mask)
 
 
 class Engine:
@@ -24,7 +49,8 @@ class Engine:
             raise Refusal(f"the engine's dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, trust_remote_code=False).eval()
+            str(folder), dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, trust_remote_code=False,
+            attn_implementation="eyrie_grouped").eval()
         self.decoder = self.model.get_decoder()
         self.head = self.model.get_output_embeddings()
 

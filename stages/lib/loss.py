@@ -29,31 +29,63 @@ def teacher(batch, head_rows, in_vocabulary):
         return (batch.last[teaches].to(head_rows.dtype) @ head_rows.T).float().softmax(-1), where
 
 
-def soft_cross_entropy(logits, p):
-    """Mean over rows of -sum_v p_v log softmax(logits)_v; p sums to 1, so it is logsumexp minus a dot product."""
-    logits = logits.float()
-    return (logits.logsumexp(-1) - (p * logits).sum(-1)).mean()
+class HeadLoss(torch.autograd.Function):
+    """Head and soft cross-entropy in one, for rows x [R, H] and head weight [Vd, H].
+
+    loss = sum_r weight_r * (logsumexp(z_r) - sum_v p_rv z_rv) with z = x W^T, since each p sums to 1; its gradient by z
+    is weight_r * (softmax(z_r) - p_r), known as soon as z is. So it is formed at once, chunk by chunk while the logits
+    are in the cache, and only its low-precision copy is kept: the step is bound by passes over [R, Vd], not by products.
+    Also returns which rows have their largest logit at `word` [R], the draft id of the target's own word.
+    """
+    ROWS = 128
+
+    @staticmethod
+    def forward(ctx, x, weight, p, teacher_row, word, row_weight):
+        gradient = torch.empty(len(x), len(weight), dtype=x.dtype)
+        total, hits = x.new_zeros((), dtype=torch.float32), torch.empty(len(x), dtype=torch.bool)
+        for start in range(0, len(x), HeadLoss.ROWS):
+            rows = slice(start, start + HeadLoss.ROWS)
+            z, target = (x[rows] @ weight.T).float(), p[teacher_row[rows]]
+            top = z.amax(-1, keepdim=True)
+            hits[rows] = z.gather(1, word[rows, None])[:, 0] == top[:, 0]
+            dot = torch.linalg.vecdot(target, z)
+            e = z.sub_(top).exp_()
+            mass = e.sum(-1, keepdim=True)
+            total += (row_weight[rows] * (mass.log()[:, 0] + top[:, 0] - dot)).sum()
+            gradient[rows] = e.div_(mass).sub_(target).mul_(row_weight[rows, None])
+        ctx.save_for_backward(x, weight, gradient)
+        ctx.mark_non_differentiable(hits)
+        return total, hits
+
+    @staticmethod
+    def backward(ctx, scale, _):
+        x, weight, gradient = ctx.saved_tensors
+        return scale.to(x.dtype) * (gradient @ weight), scale.to(x.dtype) * (gradient.T @ x), None, None, None, None
 
 
-def ttt_loss(draft, batch, head_rows, in_vocabulary, target_ids, steps, decay, stop_at_oov):
+def ttt_loss(draft, batch, head_rows, in_vocabulary, draft_ids, steps, decay, stop_at_oov):
     """Loss (scalar) of one batch, and per step (hits, supervised rows) for the accuracy.
 
     sum_k decay^k * mean over the rows taught at step k. A hit is a supervised row whose argmax is the target's own
-    word; a word outside the draft vocabulary is a miss.
+    word; a word outside the draft vocabulary is a miss. draft_ids [V]: target id -> draft id. Products run in
+    head_rows' dtype.
     """
     p, where = teacher(batch, head_rows, in_vocabulary)
     rows, counts = chain_rows(batch.loss_mask, batch.document, steps)
     filled = torch.arange(rows.shape[1]) < counts[:, None]
-    total, scores = 0.0, []
+    states, taught_by, words, weights, asked = [], [], [], [], []
     for step, state in enumerate(draft.chain(batch, steps, rows)):
-        at = (lambda x: x) if step == 0 else (lambda x: x.gather(1, rows) & filled if x.dtype == torch.bool else x.gather(1, rows))
-        mask = at(supervision.taught(batch.loss_mask, batch.document, batch.next_id, in_vocabulary, step, stop_at_oov))
-        asked = int(supervision.supervised(batch.loss_mask, batch.document, step).sum())
-        if not mask.any():
-            scores.append((0, asked))
-            continue
-        logits = draft.logits(state[mask])
-        total = total + decay**step * soft_cross_entropy(logits, p[at(supervision.ahead(where, step + 1, -1))[mask]])
-        word = at(supervision.ahead(batch.next_id, step + 1, -1))[mask]
-        scores.append(((target_ids[logits.detach().argmax(-1)] == word).sum().item(), asked))
-    return total, scores
+        mask = supervision.taught(batch.loss_mask, batch.document, batch.next_id, in_vocabulary, step, stop_at_oov)
+        row_of, word = supervision.ahead(where, step + 1, -1), supervision.ahead(batch.next_id, step + 1, -1)
+        if step:  # later steps hold the slots `rows` alone
+            mask, row_of, word = mask.gather(1, rows) & filled, row_of.gather(1, rows), word.gather(1, rows)
+        states.append(draft.norm(state[mask]))
+        taught_by.append(row_of[mask])
+        words.append(draft_ids[word[mask]])
+        weights.append(torch.full((len(states[-1]),), decay**step / max(1, len(states[-1]))))
+        asked.append(int(supervision.supervised(batch.loss_mask, batch.document, step).sum()))
+    with torch.autocast("cpu", enabled=False):
+        total, hits = HeadLoss.apply(torch.cat(states).to(head_rows.dtype), draft.lm_head.weight.to(head_rows.dtype), p,
+                                     torch.cat(taught_by), torch.cat(words), torch.cat(weights))
+    per_step = [int(part.sum()) for part in hits.split([len(s) for s in states])]
+    return total, list(zip(per_step, asked))

@@ -41,6 +41,13 @@ def inside(d2t, vocab_size):
     return mask
 
 
+def draft_ids(d2t, vocab_size):
+    """int64 [V]: the draft id of each target id, -1 where it has none."""
+    ids = torch.full((vocab_size,), -1)
+    ids[target_ids(d2t)] = torch.arange(len(d2t))
+    return ids
+
+
 def coverage(counts, d2t):
     """Share of the counted tokens that the draft can say."""
     total = counts.sum().item()

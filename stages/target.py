@@ -99,7 +99,7 @@ def check_header(path):
             header.pop("__metadata__", None)
             end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise Refusal(f"{path} is no safetensors file: its header cannot be read ({type(error).__name__}: {error})")
+            raise Refusal(f"{path} is no safetensors file: its header cannot be read ({error!r})") from None
     if 8 + length + end != size:
         raise Refusal(f"{path} has {size} bytes, its header describes {8 + length + end}; the file is not complete")
     return header.keys()
@@ -167,7 +167,7 @@ def read_object(path):
     try:
         value = files.read_json(path)
     except ValueError as error:
-        raise Refusal(f"{path} is not JSON: {error}")
+        raise Refusal(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refusal(f"{path} holds a {type(value).__name__}; expected an object")
     return value

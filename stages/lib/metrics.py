@@ -25,7 +25,7 @@ def tau_with_interval(histograms, samples, seed):
     draws = np.random.default_rng(seed).integers(0, len(passes), (samples, len(passes)))
     taus = 1 + accepted[draws].sum(1) / np.maximum(passes[draws].sum(1), 1)
     low, high = np.quantile(taus, [0.025, 0.975])
-    return {"tau": round(1 + accepted.sum() / total, DIGITS), "tau_lo": round(float(low), DIGITS),
+    return {"tau": round(1 + int(accepted.sum()) / total, DIGITS), "tau_lo": round(float(low), DIGITS),
             "tau_hi": round(float(high), DIGITS), "n": len(histograms), "passes": total}
 
 

@@ -4,7 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stages.lib import prompts as prompts_module
 from stages.lib.files import sha256
@@ -182,7 +183,8 @@ def test_numbered_questions_of_several_sets_do_not_clash(folder):
     for name in ("gsm8k", "mt_bench"):
         (folder / name).mkdir()
         paths.append(write(folder / name / "question.jsonl", {"question_id": 0, "category": "", "turns": ["Hi"]}))
-    assert [(row["id"], row["source"]) for row in read(paths).rows] == [("gsm8k-0", "gsm8k"), ("mt_bench-0", "mt_bench")]
+    assert [(row["id"], row["source"]) for row in read(paths).rows] == [
+        ("gsm8k-0", "gsm8k"), ("mt_bench-0", "mt_bench")]
 
 
 def test_an_id_is_used_once_over_all_files(folder):

@@ -98,7 +98,7 @@ def check_share(kept, quarantined, max_bad):
 def _checked(files):
     """Paths as given, each a file whose hash is right. The hash may be left out below data/prompts/."""
     if isinstance(files, (str, dict)) or not files:
-        raise Refusal(f"the list of prompt files is {files!r}: give a list of paths, or of mappings with path and sha256")
+        raise Refusal(f"the list of prompt files is {files!r}: give a list of paths, or mappings with path and sha256")
     paths = []
     for entry in files:
         if isinstance(entry, str):
@@ -113,8 +113,8 @@ def _checked(files):
         if not Path(path).is_file():
             raise Refusal(f"prompt file {path} does not exist (or is not a file): correct the path in params.yaml")
         if pin is None and not Path(path).resolve().is_relative_to(HOME.resolve()):
-            raise Refusal(f"prompt file {path} lies outside {HOME.as_posix()}/, where DVC does not see it change: move it "
-                          f"there, or pin it with {{path: {path}, sha256: {sha256(path)}}}")
+            raise Refusal(f"prompt file {path} lies outside {HOME.as_posix()}/, where DVC does not see it change: move "
+                          f"it there, or pin it with {{path: {path}, sha256: {sha256(path)}}}")
         if pin is not None and (actual := sha256(path)) != pin.lower():
             raise Refusal(f"prompt file {path} has sha256 {actual}, and {pin} was expected: restore the file, or write "
                           "its new hash if the change is meant")
@@ -224,7 +224,7 @@ def _parsed(line):
 
 
 def _identity(value, line, source):
-    """The row's own id. A number is unique in its file only (EAGLE's files all count from 0): the set goes before it."""
+    """The row's own id. A number is unique in its file only (EAGLE's count from 0): the set goes before it."""
     identity = value.get("id")
     if identity is None:
         identity = value.get("question_id")
@@ -267,7 +267,7 @@ def _content(value):
 
 
 def _dialogue(messages, key):
-    """(system or None, user turns) of a list of messages that go user, assistant, user, ... after an optional system."""
+    """(system or None, user turns) of messages that go user, assistant, user, ... after an optional system."""
     if not isinstance(messages, list) or not messages:
         raise _Bad(f"{key} is not a list with at least one message")
     system, turns, expected = None, [], "user"

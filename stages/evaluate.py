@@ -41,8 +41,8 @@ def main():
     read = prompts.read(e.files, None, e.max_bad)
     blocks = [read.rows[i::e.blocks] for i in range(e.blocks)]
     key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.dtype, e.max_tokens, e.max_new_tokens, e.batch]
-    said = [state.piece("evaluate", f"{files.digest_of(key, block)}.json") for block in blocks]
-    kept = [state.piece("evaluate", f"{files.digest_of(key, block, taps)}.safetensors") for block in blocks]
+    said = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block))}.json") for block in blocks]
+    kept = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block), taps)}.safetensors") for block in blocks]
     tasks = [(answer_and_capture, block, a, s) for block, a, s in zip(blocks, said, kept) if not (a.exists() and s.exists())]
     probes = [read.rows[i * len(read.rows) // e.decode_rows] for i in range(e.decode_rows)]
     tasks += [(decode, row) for row in probes]

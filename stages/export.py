@@ -39,7 +39,8 @@ def main():
         raise Refusal(f"the exported folder, read as SGLang reads it, differs from the trainer's forward by {difference:.2e} "
                       f"(relative, two recurrent steps; allowed {TOLERANCE:.0e}): the export is not the draft that was trained")
     state.publish(out, "data/export")
-    progress.summary("export", ids=ids, boundaries=manifest["boundaries"], parameters=f"{sum(w.numel() for w in weights.values()) / 1e6:.2f} M",
+    size = sum(w.numel() for w in weights.values()) / 1e6
+    progress.summary("export", ids=ids, boundaries=manifest["boundaries"], parameters=f"{size:.2f} M",
                      two_step_difference=f"{difference:.1e}")
 
 

@@ -26,7 +26,7 @@ def main():
     # Blocks of consecutive prompts of one file: appended prompts or another file leave the earlier blocks as they are.
     key = [params.code_key("generate"), about["sha256"], params.plain(p.engine), params.plain(p.generate), p.prompts.max_tokens]
     blocks = split(read.rows, p.generate.block)
-    paths = [state.piece("generate", f"{files.digest_of(key, block)}.jsonl") for block in blocks]
+    paths = [state.piece("generate", f"{files.digest_of(key, answers.key_of(block))}.jsonl") for block in blocks]
     todo = [(block, path) for block, path in zip(blocks, paths) if not path.exists()]
     if len(todo) < len(blocks):
         print(f"generate: {len(blocks) - len(todo)} of {len(blocks)} blocks are already answered")
@@ -80,9 +80,7 @@ def check(p, rows, quarantined, asked):
     if not any(row["response_ids"] for row in rows):
         raise Refusal(f"no answer at all from {asked} prompts ({len(quarantined)} quarantined): nothing to train on; "
                       "look at prompts.files and at the target's chat template")
-    if len(quarantined) > p.prompts.max_bad * asked:
-        first = "; ".join(f"{bad['id']}: {bad['reason']}" for bad in quarantined[:3])
-        raise Refusal(f"{len(quarantined)} of {asked} prompts were quarantined, over prompts.max_bad = {p.prompts.max_bad}: {first}")
+    prompts.check_share(asked - len(quarantined), quarantined, p.prompts.max_bad)
     cut = sum(row["finish_reason"] == "length" for row in rows) / len(rows)
     if cut > p.generate.max_cut:
         raise Refusal(f"{cut:.0%} of the answers were cut at generate.max_new_tokens = {p.generate.max_new_tokens}, over "

@@ -70,7 +70,12 @@ def test_feeding_back_the_normed_state_is_seen(tmp_path, monkeypatch):
     draft, d2t = random_draft()
     exported(tmp_path, draft, d2t)
     plain = ServedDraft.recur
-    monkeypatch.setattr(ServedDraft, "recur", lambda self, token: (setattr(self, "out", self._norm(self.out, "norm.weight")), plain(self, token))[1])
+
+    def normed(self, token):
+        self.out = self._norm(self.out, "norm.weight")
+        return plain(self, token)
+
+    monkeypatch.setattr(ServedDraft, "recur", normed)
     weights = {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}
     assert export.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > export.TOLERANCE
 
@@ -90,7 +95,7 @@ def test_fused_head_loss_equals_the_written_out_cross_entropy(count):
 
 def test_loss_ignores_states_of_other_documents_in_the_pack(tmp_path):
     docs = [([1, 2], [3, 4, 5, 6]), ([7], [8, 9, 10, 11])]
-    states, (draft, d2t) = states_of(tmp_path, docs), random_draft(draft_vocab_size=VOCAB)
+    states, (draft, _) = states_of(tmp_path, docs), random_draft(draft_vocab_size=VOCAB)
     batch = packing.collate(states, [[0, 1]], 16)
     head, words, ids = torch.randn(VOCAB, 16), torch.ones(VOCAB, dtype=torch.bool), torch.arange(VOCAB)
     batch.loss_mask[0, 6:] = False  # only the first document is supervised

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from stages.lib.prompts import read
-from tools import make_prompts
 from tools.make_prompts import NAMES, SETS, Kind, draw, make, pairs
 
 ROOT = Path(__file__).resolve().parents[1]

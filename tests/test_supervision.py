@@ -5,7 +5,8 @@ from stages.lib import supervision
 
 
 def table(mask, document, steps=3):
-    return [supervision.supervised(torch.tensor([mask]).bool(), torch.tensor([document]), k)[0].nonzero()[:, 0].tolist() for k in range(steps)]
+    mask, document = torch.tensor([mask]).bool(), torch.tensor([document])
+    return [supervision.supervised(mask, document, k)[0].nonzero()[:, 0].tolist() for k in range(steps)]
 
 
 def test_golden_table_of_a_two_turn_dialogue():

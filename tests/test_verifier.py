@@ -42,9 +42,9 @@ def test_replay_counts_equal_drafting_pass_by_pass(tmp_path_factory, seed):
     draft, d2t = random_draft(seed, draft_vocab_size=12, vocab_size=14)
     exported(folder, draft, d2t)
     noise = torch.Generator().manual_seed(seed)
-    docs = [(torch.randint(0, 14, (3,), generator=noise).tolist(), torch.randint(0, 14, (n,), generator=noise).tolist()) for n in (1, 2, 17, 30)]
+    draw = lambda n: torch.randint(0, 14, (n,), generator=noise).tolist()
+    docs = [(draw(3), draw(n)) for n in (1, 2, 17, 30)]
     states = states_of(folder, docs, vocab=14, seed=seed)
-    # Make some chains right: write the draft's own words into the answers, so that accepted counts vary.
     target_ids = vocabulary.target_ids(d2t)
     found = verifier.replay(draft, states, [0, 1, 2, 3], target_ids, [3, 5], 64, 2)
     for index, (prompt, answer) in enumerate(docs):

@@ -28,7 +28,8 @@ def leaves(node):
 
 def changed(status):
     """{stage: [why, ...]} from `dvc status --json`, absent files left out."""
-    reasons = {stage: [f"{path} {what}".strip() for path, what in leaves(changes) if what not in ABSENT] for stage, changes in status.items()}
+    reasons = {stage: [f"{path} {what}".strip() for path, what in leaves(changes) if what not in ABSENT]
+               for stage, changes in status.items()}
     return {stage: why for stage, why in reasons.items() if why}
 
 

@@ -1,5 +1,5 @@
 """A block of prompts, answered turn by turn: what generate does with training prompts and evaluate with its own."""
-from stages.lib import chat, files
+from stages.lib import chat, files, prompts
 
 
 def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperature, top_p, seed, batch, tick):
@@ -17,7 +17,7 @@ def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperatu
                 if len(ids) <= max_tokens:
                     asked.append((i, ids))
                 else:
-                    bad.append(quarantine(row, turn, f"{len(ids)} prompt tokens, over the limit of {max_tokens}"))
+                    bad.append(prompts.quarantine(row, f"turn {turn}: {len(ids)} prompt tokens, over the limit of {max_tokens}"))
         asked.sort(key=lambda item: (len(item[1]), item[0]))
         for start in range(0, len(asked), batch):
             some = asked[start:start + batch]
@@ -25,7 +25,7 @@ def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperatu
             results = decode(engine, [ids for _, ids in some], max_new_tokens, temperature, top_p, seeds, stop_ids, tick)
             for (i, ids), result in zip(some, results):
                 if isinstance(result, Exception):
-                    bad.append(quarantine(block[i], turn, f"{type(result).__name__}: {result}"))
+                    bad.append(prompts.quarantine(block[i], f"turn {turn}: {type(result).__name__}: {result}"))
                     continue
                 response, reason = result
                 text = tok.decode(response, skip_special_tokens=True)
@@ -36,16 +36,17 @@ def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperatu
     return [row for _, row in rows], bad
 
 
-def decode(engine, prompts, max_new_tokens, temperature, top_p, seeds, stop_ids, tick):
+def decode(engine, prompt_ids, max_new_tokens, temperature, top_p, seeds, stop_ids, tick):
     """Answers of one batch. If it fails its rows are tried one by one, so that only the guilty row is lost: its place
     holds the exception."""
     try:
-        return engine.generate(prompts, max_new_tokens, temperature, top_p, seeds, stop_ids, tick)
+        return engine.generate(prompt_ids, max_new_tokens, temperature, top_p, seeds, stop_ids, tick)
     except (RuntimeError, IndexError, FloatingPointError) as error:
-        if len(prompts) == 1:
+        if len(prompt_ids) == 1:
             return [error]
-        return [decode(engine, [ids], max_new_tokens, temperature, top_p, [s], stop_ids, tick)[0] for ids, s in zip(prompts, seeds)]
+        return [decode(engine, [ids], max_new_tokens, temperature, top_p, [s], stop_ids, tick)[0] for ids, s in zip(prompt_ids, seeds)]
 
 
-def quarantine(row, turn, reason):
-    return {"file": row["source"], "id": row["id"], "turn": turn, "reason": reason}
+def key_of(block):
+    """What determines the block's answers: the rows without their places in the file."""
+    return [[row["id"], row["source"], row["system"], row["turns"]] for row in block]

@@ -165,7 +165,7 @@ def initialise(draft, init, head, norm, d2t, seed):
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in draft.named_parameters():
+        for parameter in draft.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.02, generator=generator)
         if init == "target":

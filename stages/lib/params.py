@@ -3,7 +3,6 @@
 A key that a stage reads without declaring it is an AttributeError here, not a stale result later.
 """
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import yaml

@@ -74,8 +74,8 @@ def two_step_difference(folder, weights, shape, embed, dtype):
     aux = torch.randn(1, 9, shape["num_aux"] * shape["target_hidden_size"], generator=noise) * 4
     batch = SimpleNamespace(input_ids=tokens, aux=aux, document=torch.zeros_like(tokens), position=torch.arange(9)[None])
     with torch.no_grad():
-        first, second = draft.chain(batch, 2, rows=torch.tensor([[6]]))
-        trained = draft.logits(torch.cat([first[0, :7], second[0]]))
+        first, second = draft.chain(batch, 2, rows=torch.arange(7)[None])
+        trained = draft.logits(torch.cat([first[0], second[0, 6:]]))
         replayed = served.logits(torch.cat([served.extend(tokens[0, 1:8].tolist(), aux[0, :7]), served.recur(tokens[0, 8].item())]))
     return ((trained - replayed).abs().max() / trained.abs().max()).item()
 

@@ -63,10 +63,14 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(size, shape.num_kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
 
-    def heads(self, x_BMX, position_BM):
-        """q [B, M, n, D], and k, v [B, M, c, D]; q and k rotated."""
-        q, k, v = (p(x_BMX).unflatten(-1, (-1, self.shape.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return rope(q, position_BM, self.shape.rope_theta), rope(k, position_BM, self.shape.rope_theta), v
+    def query(self, x_BMX, position_BM):
+        """[B, M, n, D], rotated."""
+        return rope(self.q_proj(x_BMX).unflatten(-1, (-1, self.shape.head_dim)), position_BM, self.shape.rope_theta)
+
+    def key_value(self, x_BMX, position_BM):
+        """k, v: [B, M, c, D] each, k rotated."""
+        k, v = (p(x_BMX).unflatten(-1, (-1, self.shape.head_dim)) for p in (self.k_proj, self.v_proj))
+        return rope(k, position_BM, self.shape.rope_theta), v
 
 
 class MLP(nn.Module):
@@ -100,41 +104,36 @@ class Draft(nn.Module):
         self.register_buffer("embed", embed, persistent=False)
 
     def chain(self, batch, steps, rows):
-        """Yield the hidden states of each TTT step, teacher-forced along the true tokens.
+        """Yield the hidden states [B, M, H] of the slots `rows` [B, M] at each TTT step, teacher-forced along the true tokens.
 
-        Step 0 runs on every slot, since its keys are what later queries see: [B, S, H]. Later steps run on the slots
-        `rows` [B, M] alone: [B, M, H]. A yielded state is pre-norm; `logits` of it predict x[t+2+k]:
+        Every slot of step 0 gives a key and a value, since later queries see them; only `rows` need an output. A
+        yielded state is pre-norm; `logits` of it predict x[t+2+k]:
 
             step k of row t:   h = fc(aux[t]) or the state yielded before,  e = embed(x[t+1+k]),  position t+k
         """
-        mask = visible(batch.document)
-        hidden, q, key0, value0 = self._enter(self.fc(batch.aux.to(self.fc.weight.dtype)), next_tokens(batch.input_ids, 1), batch.position)
-        out = self._leave(hidden, attend(q, key0, value0, mask, []))
-        yield out
-        if steps == 1:
-            return
-        mask, own, position = visible(batch.document, rows), [], batch.position.gather(1, rows)
-        out = out.gather(1, rows[..., None].expand(*rows.shape, out.shape[-1]))
-        for step in range(1, steps):
-            token = next_tokens(batch.input_ids, 1 + step).gather(1, rows)
-            hidden, q, key, value = self._enter(out, token, position + step)
-            own.append((key, value))
-            out = self._leave(hidden, attend(q, key0, value0, mask, own))
-            yield out
+        attention, take = self.midlayer.self_attn, lambda x: x.gather(1, rows[..., None].expand(*rows.shape, x.shape[-1]))
+        everywhere = self.fc(batch.aux.to(self.fc.weight.dtype))
+        entered = self._enter(everywhere, next_tokens(batch.input_ids, 1))
+        key0, value0 = attention.key_value(entered, batch.position)
+        mask, position, own = visible(batch.document, rows), batch.position.gather(1, rows), []
+        hidden, entered = take(everywhere), take(entered)
+        for step in range(steps):
+            if step:
+                entered = self._enter(hidden, next_tokens(batch.input_ids, 1 + step).gather(1, rows))
+                own.append(attention.key_value(entered, position + step))
+            attended = attend(attention.query(entered, position + step), key0, value0, mask, own)
+            residual = hidden + attention.o_proj(attended)  # hidden before hidden_norm, as the server adds it
+            hidden = residual + self.midlayer.mlp(self.midlayer.post_attention_layernorm(residual))
+            yield hidden
 
     def logits(self, state):
         """[..., Vd]. The norm is applied here only: what is fed back is the state before it."""
         return self.lm_head(self.norm(state))
 
-    def _enter(self, hidden, token, position):
-        layer = self.midlayer
-        x = torch.cat([layer.input_layernorm(F.embedding(token, self.embed).to(hidden.dtype)), layer.hidden_norm(hidden)], -1)
-        return hidden, *layer.self_attn.heads(x, position)
-
-    def _leave(self, hidden, attended):
-        layer = self.midlayer
-        residual = hidden + layer.self_attn.o_proj(attended)  # hidden before hidden_norm, as the server adds it
-        return residual + layer.mlp(layer.post_attention_layernorm(residual))
+    def _enter(self, hidden, token):
+        """[norm(embedding), norm(hidden)]: what the attention reads."""
+        embedded = F.embedding(token, self.embed).to(hidden.dtype)
+        return torch.cat([self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(hidden)], -1)
 
 
 def next_tokens(input_ids, n):

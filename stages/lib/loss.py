@@ -4,17 +4,17 @@ import torch
 from stages.lib import supervision
 
 
-def chain_rows(loss_mask, document, steps):
-    """The rows that a later step reads, padded: int64 [B, M] and how many there are per pack.
+def chain_rows(loss_mask, document):
+    """The rows that serving ever drafts from, padded: int64 [B, M], and which of them are no padding: bool [B, M].
 
-    Rows that no supervised row of step 1 reads need no later step at all. Padding repeats slot 0 and is never scored.
+    They are those supervised at step 0, a superset of every later step's. Any other row only lends its key and value.
     """
-    wanted = supervision.supervised(loss_mask, document, 1) if steps > 1 else torch.zeros_like(loss_mask)
+    wanted = supervision.supervised(loss_mask, document, 0)
     counts = wanted.sum(1)
     rows = torch.zeros(len(wanted), max(1, int(counts.max())), dtype=torch.long)
     for b, mask in enumerate(wanted):
         rows[b, :counts[b]] = mask.nonzero()[:, 0]
-    return rows, counts
+    return rows, torch.arange(rows.shape[1]) < counts[:, None]
 
 
 def teacher(batch, head_rows, in_vocabulary):
@@ -71,14 +71,13 @@ def ttt_loss(draft, batch, head_rows, in_vocabulary, draft_ids, steps, decay, st
     head_rows' dtype.
     """
     p, where = teacher(batch, head_rows, in_vocabulary)
-    rows, counts = chain_rows(batch.loss_mask, batch.document, steps)
-    filled = torch.arange(rows.shape[1]) < counts[:, None]
+    rows, filled = chain_rows(batch.loss_mask, batch.document)
     states, taught_by, words, weights, asked = [], [], [], [], []
     for step, state in enumerate(draft.chain(batch, steps, rows)):
         mask = supervision.taught(batch.loss_mask, batch.document, batch.next_id, in_vocabulary, step, stop_at_oov)
-        row_of, word = supervision.ahead(where, step + 1, -1), supervision.ahead(batch.next_id, step + 1, -1)
-        if step:  # later steps hold the slots `rows` alone
-            mask, row_of, word = mask.gather(1, rows) & filled, row_of.gather(1, rows), word.gather(1, rows)
+        mask = mask.gather(1, rows) & filled
+        row_of = supervision.ahead(where, step + 1, -1).gather(1, rows)
+        word = supervision.ahead(batch.next_id, step + 1, -1).gather(1, rows)
         states.append(draft.norm(state[mask]))
         taught_by.append(row_of[mask])
         words.append(draft_ids[word[mask]])

@@ -22,19 +22,14 @@ HEADLINE_CHAIN = 5
 @torch.no_grad()
 def matches(draft, batch, target_ids, chain):
     """bool [B, S, chain]: is draft k of row t the answer's x[t+2+k]? False wherever that is not part of the answer."""
-    rows, counts = chain_rows(batch.loss_mask, batch.document, chain)
+    rows, filled = chain_rows(batch.loss_mask, batch.document)
     right = torch.zeros(*batch.input_ids.shape, chain, dtype=torch.bool)
     for step, state in enumerate(draft.chain(batch, chain, rows)):
-        valid = supervision.supervised(batch.loss_mask, batch.document, step)
-        truth = supervision.ahead(batch.input_ids, step + 2, -1)
-        if step == 0:
-            right[..., 0][valid] = target_ids[draft.logits(state[valid]).argmax(-1)] == truth[valid]
-            continue
-        for b, count in enumerate(counts.tolist()):
-            slots = rows[b, :count]
-            kept = valid[b, slots]
-            guess = target_ids[draft.logits(state[b, :count][kept]).argmax(-1)]
-            right[b, slots[kept], step] = guess == truth[b, slots[kept]]
+        valid = supervision.supervised(batch.loss_mask, batch.document, step).gather(1, rows) & filled
+        truth = supervision.ahead(batch.input_ids, step + 2, -1).gather(1, rows)
+        pack = torch.arange(len(rows))[:, None].expand_as(rows)
+        guess = target_ids[draft.logits(state[valid]).argmax(-1)]
+        right[pack[valid], rows[valid], step] = guess == truth[valid]
     return right
 
 

@@ -38,16 +38,16 @@ $(STAMP): requirements/install.sh requirements/pip.txt requirements/cpu-py311.tx
 	@touch $@
 
 repro: $(STAMP)
-	@python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
+	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
 
 smoke: $(STAMP)
-	@python -m tools.smoke $(ARGS)
+	@$(VENV)/bin/python -m tools.smoke $(ARGS)
 
 test: $(STAMP)
-	@python -m pytest -n 2 tests $(ARGS)
+	@$(VENV)/bin/python -m pytest -n 2 tests $(ARGS)
 
 lint: $(STAMP)
-	@ruff check $(ARGS) .
+	@$(VENV)/bin/ruff check $(ARGS) .
 
 # --universal: one file for every operating system; --no-header and --no-annotate: no paths of the machine that wrote it.
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \

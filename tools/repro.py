@@ -52,7 +52,8 @@ def repro(arguments):
     code = run_group([sys.executable, "-m", "dvc", "repro", *arguments])
     if code:
         restore(before)
-    else:
+    keep()
+    if not code:
         headline = tau_line("metrics/evaluate.json")
         print(f"done in {duration(time.monotonic() - started)}" + (f": {headline}" if headline else ""))
     return code

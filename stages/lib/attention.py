@@ -26,14 +26,15 @@ def attend(q_BMnD, prefix_k, prefix_v, mask_BMS, chain):
     Softmax in fp32.
     """
     B, M, n, D = q_BMnD.shape
-    c = prefix_k.shape[2]
+    c, S = prefix_k.shape[2], prefix_k.shape[1]
     q = q_BMnD.view(B, M, c, n // c, D).permute(0, 2, 3, 1, 4)                            # B c g M D
-    k, v = (x.transpose(1, 2)[:, :, None] for x in (prefix_k, prefix_v))                  # B c 1 S D
-    scores = (q @ k.transpose(-1, -2)).float() * D**-0.5                                  # B c g M S
+    k, v = prefix_k.permute(0, 2, 3, 1), prefix_v.transpose(1, 2)                         # B c D S, B c S D
+    # The g query heads of a group are rows of one product: broadcasting would copy the keys g times.
+    scores = (q.reshape(B, c, -1, D) @ k).view(B, c, -1, M, S) * D**-0.5                  # B c g M S
     scores = scores.masked_fill(~mask_BMS[:, None, None], float("-inf"))
-    own = [(q.float() * key.permute(0, 2, 1, 3)[:, :, None].float()).sum(-1, keepdim=True) * D**-0.5 for key, _ in chain]
-    weights = torch.cat([scores, *own], -1).softmax(-1).to(v.dtype)
-    out = weights[..., :mask_BMS.shape[-1]] @ v
+    own = [(q * key.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True, dtype=torch.float32) * D**-0.5 for key, _ in chain]
+    weights = torch.cat([scores, *(x.to(scores.dtype) for x in own)], -1).softmax(-1, dtype=torch.float32).to(v.dtype)
+    out = (weights[..., :S].reshape(B, c, -1, S) @ v).view(B, c, -1, M, D)
     for i, (_, value) in enumerate(chain):
-        out = out + weights[..., mask_BMS.shape[-1] + i, None] * value.permute(0, 2, 1, 3)[:, :, None]
+        out = out + weights[..., S + i, None] * value.transpose(1, 2)[:, :, None]
     return out.permute(0, 3, 1, 2, 4).reshape(B, M, n * D)

@@ -1,0 +1,148 @@
+"""The pipeline is run twice from nothing, once for all test processes together; tests that change things take a copy."""
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from tests.pipeline import scratch
+from tools import tiny_target
+
+# Loaded by every Python process below a DVC stage, workers included: one line per project file that it reads.
+RECORDER = '''
+import os, sys
+if "DVC_STAGE" in os.environ and "EYRIE_READS" in os.environ:
+    root = os.path.realpath(os.environ["DVC_ROOT"]) + os.sep
+    name = os.environ["DVC_STAGE"].split(":")[-1]
+    log = os.open(os.path.join(os.environ["EYRIE_READS"], f"{name}-{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def record(path):
+        path = os.path.realpath(os.fsdecode(path))
+        if path.startswith(root):
+            os.write(log, (path[len(root):] + "\\n").encode())
+
+    def hook(event, arguments):
+        if event == "open" and isinstance(arguments[0], (str, bytes)) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            record(arguments[0])
+    sys.addaudithook(hook)
+
+    import safetensors  # opens its files in Rust, where no audit event is raised
+    opened = safetensors.safe_open
+
+    def safe_open(path, *arguments, **more):
+        record(path)
+        return opened(path, *arguments, **more)
+    safetensors.safe_open = safe_open
+'''
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that the test processes of one session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@contextmanager
+def alone(shared, name):
+    """Only one test process at a time; yields the file whose existence says that the work is done."""
+    with open(shared / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield shared / f"{name}.done"
+
+
+@pytest.fixture(scope="session")
+def tiny(shared):
+    """The random target, outside every workspace: experiments in DVC's temporary copies need its absolute path."""
+    with alone(shared, "tiny") as done:
+        if not done.exists():
+            tiny_target.make(shared / "tiny")
+            done.touch()
+    return shared / "tiny"
+
+
+@pytest.fixture(scope="session")
+def smoke(tiny):
+    """The overlay of params.yaml that all scratch workspaces start from."""
+    return {**scratch.SMOKE, "target": {"source": "folder", "name": str(tiny), "revision": "", "sha256": ""}}
+
+
+def built(shared, name, overlay, **environment):
+    with alone(shared, name) as done:
+        if not done.exists():
+            path = scratch.make(shared / name, overlay)
+            assert scratch.repro(path, **environment) == list(scratch.STAGES)
+            scratch.commit(path, "Run the pipeline")
+            done.touch()
+    return shared / name
+
+
+@pytest.fixture(scope="session")
+def pipeline(shared, smoke):
+    """A workspace in which `dvc repro` ran and was committed. Read only."""
+    return built(shared, "pipeline", smoke)
+
+
+@pytest.fixture(scope="session")
+def reads(shared):
+    """Where the second cold run notes what each stage read: files <stage>-<pid>."""
+    folder = shared / "reads"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def second(shared, smoke, reads):
+    """The same from nothing again, with another cache and state dir, two workers, and a note of each file read. Read only."""
+    (shared / "recorder").mkdir(exist_ok=True)
+    (shared / "recorder" / "sitecustomize.py").write_text(RECORDER)
+    return built(shared, "second", {**smoke, "exec": {"workers": 2, "save_minutes": 0}},
+                 PYTHONPATH=str(shared / "recorder"), EYRIE_READS=str(reads))
+
+
+@pytest.fixture
+def workspace(pipeline, tmp_path):
+    """A copy of the pipeline's workspace to change."""
+    return scratch.copy(pipeline, tmp_path / "workspace")
+
+
+@pytest.fixture
+def inside(workspace, monkeypatch):
+    """The same as the working directory, so that a test can call a stage's main()."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv("EYRIE_CACHE", str(workspace.with_name("eyrie-cache")))
+    return workspace
+
+
+# key, new value, the stages that `dvc repro` must run. Each starts from the finished pipeline.
+CASES = [
+    ("exec.workers", 3, []),
+    ("evaluate.seed", 1, ["evaluate"]),
+    ("export.dtype", "float32", ["export", "evaluate"]),
+    ("train.lr", 0.002, ["train", "export", "evaluate"]),
+    ("capture.offset", 0, ["extract", "train", "export", "evaluate"]),
+    ("prompts.limit", 20, ["generate", "extract", "train", "export", "evaluate"]),
+    # These two leave the stage's bytes as they are, so that nothing after it has a reason to run.
+    ("prompts.max_bad", 0.5, ["generate"]),
+    ("target.sha256", None, ["target"]),
+]
+
+
+@pytest.fixture(scope="session")
+def changed(shared, pipeline):
+    """The workspace in which every case of CASES was run, and what ran: (path, {key: stages})."""
+    path = shared / "changed"
+    with alone(shared, "changed") as done:
+        if not done.exists():
+            scratch.copy(pipeline, path)
+            found = {}
+            for key, value, _ in CASES:
+                if value is None:
+                    value = json.loads((path / "data/target/manifest.json").read_text())["sha256"]
+                scratch.set_params(path, scratch.nested(key, value))
+                found[key] = scratch.repro(path)
+                scratch.run(path, "git", "checkout", "-q", "--force", ".")
+                scratch.run(path, "dvc", "checkout", "-q", "--force")
+            done.write_text(json.dumps(found))
+        return path, json.loads(done.read_text())

@@ -1,0 +1,96 @@
+"""A change of a param reruns exactly the stages that depend on it."""
+import shutil
+
+import pytest
+from dvc.repo import Repo
+
+from stages.lib.params import read_yaml
+from tests.pipeline import scratch
+from tests.pipeline.conftest import CASES
+from tools.report import changed as stale_of
+
+TARGET, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name in scratch.STAGES)
+
+# Which stages a key makes stale by itself. What comes after them follows from their outputs.
+TABLE = {
+    "target": (TARGET, "source name revision sha256"),
+    "engine": (GENERATE | EXTRACT | EVALUATE, "name version dtype threads"),
+    "prompts": (GENERATE, "files limit max_tokens max_bad"),
+    "generate": (GENERATE, "max_new_tokens temperature top_p seed batch block cut max_cut"),
+    "capture": (EXTRACT, "layer_ids offset"),
+    "extract": (EXTRACT, "dtype batch_tokens shard_tokens probe_rows"),
+    "draft": (TRAIN, "vocab_size intermediate_size"),
+    "train": (TRAIN, "init validation epochs lr warmup weight_decay clip ttt_steps step_decay stop_at_oov pack_tokens "
+                     "batch_packs autocast threads evals seed"),
+    "export": (EXPORT, "dtype"),
+    "export ": (EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
+    "evaluate": (EVALUATE, "files max_tokens max_new_tokens dtype max_bad blocks batch chains distinct decode_rows "
+                           "decode_tokens bootstrap seed"),
+    "exec": (set(), "workers save_minutes max_hours"),
+}
+EXPECTED = {f"{section.strip()}.{key}": stages for section, (stages, keys) in TABLE.items() for key in keys.split()}
+
+
+def leaf_keys(node, prefix=""):
+    """Dotted keys of everything that is not a mapping."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from leaf_keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def other(value):
+    """A value of the same kind that is not equal, for DVC too (to which 1, 1.0 and true are the same)."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list):
+        return [*value, value[0]]
+    return f"{value}-other" if isinstance(value, str) else value + 1
+
+
+@pytest.fixture(scope="module")
+def cloned(pipeline, tmp_path_factory):
+    """dvc.yaml, dvc.lock, params and code, without data."""
+    path = tmp_path_factory.mktemp("clone") / "clone"
+    scratch.run(pipeline, "git", "clone", "-q", pipeline, path)
+    return path
+
+
+@pytest.fixture
+def clone(cloned, monkeypatch):
+    """The clone as the working directory, to which DVC's names of stages are relative."""
+    monkeypatch.chdir(cloned)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(cloned.with_name("site")))
+    return cloned
+
+
+def stale():
+    """Stages with a changed input, by DVC in this process: a command per key would take a minute."""
+    with Repo() as repo:
+        return set(stale_of(repo.status()))
+
+
+def test_the_table_knows_every_key_of_params():
+    assert sorted(leaf_keys(read_yaml(scratch.ROOT / "params.yaml"))) == sorted(EXPECTED)
+
+
+def test_nothing_is_stale_without_a_change(clone):
+    assert stale() == set()
+
+
+@pytest.mark.parametrize("key", EXPECTED)
+def test_a_param_makes_stale_what_declares_it_and_nothing_else(clone, key):
+    section, leaf = key.split(".")
+    shutil.copyfile(clone / "params.yaml", clone / "params.before")
+    try:
+        scratch.set_params(clone, scratch.nested(key, other(read_yaml(clone / "params.yaml")[section][leaf])))
+        assert stale() == EXPECTED[key]
+    finally:
+        (clone / "params.before").replace(clone / "params.yaml")
+
+
+@pytest.mark.parametrize("key, expected", [(key, stages) for key, _, stages in CASES])
+def test_repro_runs_exactly_what_a_param_reaches(changed, key, expected):
+    _, ran = changed
+    assert ran[key] == expected

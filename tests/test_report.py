@@ -1,0 +1,49 @@
+"""What `tools.report` calls stale, on DVC's answers as they are and on this checkout."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline import scratch
+from tools import report
+
+ROOT = Path(__file__).parents[1]
+PIPELINE = {"stages": {"train": {"params": ["train", "draft"], "deps": ["data/states", "stages/train.py"], "outs": ["data/draft"],
+                                 "metrics": [{"metrics/train.json": {"cache": False}}]}}}
+LOCK = {"stages": {"train": {"params": {"params.yaml": {"train": {"lr": 1}, "draft": {"vocab_size": 2}}},
+                             "deps": [{"path": "data/states"}, {"path": "stages/train.py"}],
+                             "outs": [{"path": "data/draft"}, {"path": "metrics/train.json"}]}}}
+
+
+def test_absent_files_are_no_change():
+    assert report.changed({"train": [{"changed outs": {"data/draft": "not in cache", "metrics/train.json": "deleted"}}]}) == {}
+
+
+def test_the_reason_names_file_and_key():
+    status = {"train": [{"changed deps": {"params.yaml": {"train.lr": "modified"}, "data/states": "deleted"}}, "changed command"]}
+    assert report.changed(status) == {"train": ["changed deps: params.yaml: train.lr modified", "changed command"]}
+
+
+def test_a_lock_that_agrees_with_the_pipeline_has_nothing_undeclared():
+    assert report.undeclared(PIPELINE, LOCK) == {}
+
+
+@pytest.mark.parametrize("kind, value, said", [
+    ("params", "draft", "params.yaml: draft is in dvc.lock but no longer among the params"),
+    ("deps", "data/states", "data/states is in dvc.lock but no longer among the deps"),
+    ("outs", "data/draft", "data/draft is in dvc.lock but no longer among the outs"),
+])
+def test_what_only_the_lock_remembers_is_reported(kind, value, said):
+    stage = PIPELINE["stages"]["train"]
+    fewer = {"stages": {"train": {**stage, kind: [entry for entry in stage[kind] if entry != value]}}}
+    [(name, [why])] = report.undeclared(fewer, LOCK).items()
+    assert name == "train" and why.startswith(said)
+
+
+def test_the_lock_of_this_commit_matches_its_code_and_params(tmp_path):
+    if not (ROOT / "dvc.lock").exists():
+        pytest.skip("there is no dvc.lock yet: the pipeline has not been run and committed in this repository")
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    found = scratch.run(tmp_path / "clone", sys.executable, "-m", "tools.report", "--stale", check=False)
+    assert (found.returncode, found.stdout) == (0, "dvc.lock matches code, params, commands and data\n"), found.stderr

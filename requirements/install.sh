@@ -33,7 +33,8 @@ quietly() { "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }; }
 quietly install -r requirements/pip.txt
 quietly install --no-build-isolation -r "$lock"
 if ! install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/torch.txt >"$log" 2>&1; then
-  if ! grep -q 'No matching distribution found for torch' "$log"; then cat "$log" >&2; exit 1; fi
+  # pip's words depend on whether the user has a constraints file; anything else is no reason to fetch several GB
+  if ! grep -qi 'no matching distribution' "$log"; then cat "$log" >&2; exit 1; fi
   echo "make env: no CPU build of torch found; installing the index's default build (on Linux: CUDA, several GB)." >&2
   echo "make env: to avoid that, stop here and run: make env TORCH_INDEX=<url of an index with CPU builds>" >&2
   quietly install -r requirements/torch-default.txt

@@ -5,25 +5,32 @@ Out: metrics/evaluate.json, metrics/positions.csv, metrics/tau_by_set.csv.
 Alone: `python -m stages.evaluate`. The target's own answers are kept in the state dir: another draft reuses them.
 """
 from stages.lib import cpu  # noqa: F401  before torch
+import functools
+
 import torch
 
 from stages.contract import rules
 from stages.contract.forward import ServedDraft
 from stages.engines.transformers_engine import Engine
-from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, metrics, params, progress, prompts, shards,
+from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, metrics, packing, params, progress, prompts, shards,
                         state, target, traces, verifier, vocabulary, workers)
 from stages.lib.refusal import Refusal, run
 
 NEAR_TIE = 1e-3  # two logits closer than this may change places with the batch shape, in fp32 too
 
-engine = tok = stop_ids = settings = boundaries = embed = None  # one set per worker process
+tok = stop_ids = settings = boundaries = embed = None  # one set per worker process
 
 
 def setup(folder, p, stop, taps):
-    global engine, tok, stop_ids, settings, boundaries, embed
-    engine = Engine(folder, p.engine.version, p.evaluate.dtype, p.engine.threads)
+    global tok, stop_ids, settings, boundaries, embed
     tok, stop_ids, settings, boundaries = chat.tokenizer(folder), stop, p, taps
     embed = target.head_and_norm(folder)["embed"].float()
+
+
+@functools.cache
+def engine(dtype):
+    """This process's target in the traces' precision, and in fp32 for the few rows that are decoded for real."""
+    return Engine(target.open_target(), settings.engine.version, dtype, settings.engine.threads)
 
 
 def main():
@@ -40,29 +47,29 @@ def main():
     # The target answers the evaluation prompts by itself; on a few it also decodes with the draft, for real.
     read = prompts.read(e.files, None, e.max_bad)
     blocks = [read.rows[i::e.blocks] for i in range(e.blocks)]
-    key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.dtype, e.max_tokens, e.max_new_tokens, e.batch]
+    key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.max_tokens, e.max_new_tokens, e.batch]
     said = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block))}.json") for block in blocks]
     kept = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block), taps)}.safetensors") for block in blocks]
     tasks = [(answer_and_capture, block, a, s) for block, a, s in zip(blocks, said, kept) if not (a.exists() and s.exists())]
     probes = [read.rows[i * len(read.rows) // e.decode_rows] for i in range(e.decode_rows)]
-    tasks += [(decode, row) for row in probes]
+    tasks += [(decode, probes[i::2]) for i in range(2)]
     most = sum(len(row["turns"]) for task in tasks if task[0] is answer_and_capture for row in task[1]) * e.max_new_tokens
-    decoded = {task[1]["id"]: result for task, result in workers.run(
-        work, tasks, p.exec.workers, setup, (folder, p, about["eos_token_ids"], taps), "evaluate", most + e.decode_rows * e.decode_tokens)
-        if task[0] is decode}
+    done = list(workers.run(work, tasks, p.exec.workers, setup, (folder, p, about["eos_token_ids"], taps), "evaluate",
+                            most + 2 * e.decode_rows * e.decode_tokens))
+    decoded = [row for task, result in done if task[0] is decode for row in result]
     results = [files.read_json(path) for path in said]
     rows = [row for result in results for row in result["rows"]]
     bad = read.quarantined + [row for result in results for row in result["quarantined"]]
 
     # Replay the answers: every chain length from one pass over their states.
     draft, d2t = drafts.of_export("data/export", target.head_and_norm(folder)["embed"].float())
-    states = shards.States(kept, {"dtype": "float32"})
+    states = shards.States(kept, {"dtype": p.engine.dtype})
     target_ids = vocabulary.target_ids(d2t)
     with progress.bar("replay", sum(states.lengths)) as bar:
         found = verifier.replay(draft, states, list(range(len(rows))), target_ids, e.chains, max(states.lengths), 4, bar.update)
     drafters = {"trigram": baselines.Trigram(traces.read()), "prompt_lookup": baselines.PromptLookup()}
     beside = {name: [walk_baseline(drafter, row) for row in rows] for name, drafter in drafters.items()}
-    check = check_decode(probes, decoded, rows, states, draft, target_ids, e.decode_tokens)
+    check = check_decode(decoded, draft, target_ids)
 
     varied = [metrics.distinct_4grams(row["response_ids"]) >= e.distinct for row in rows]
     headline = lambda histograms, keep=varied: metrics.tau_with_interval([h for h, k in zip(histograms, keep) if k], e.bootstrap, e.seed)
@@ -101,13 +108,14 @@ def answer_and_capture(block, said, kept):
     """The target's greedy answers to one block, and the states of prompt and answer at the served boundaries."""
     e = settings.evaluate
     if not said.exists():
-        rows, bad = answers.of_block(block, engine, tok, stop_ids, e.max_tokens, e.max_new_tokens, 0, 1.0, 0, e.batch, workers.tick)
+        rows, bad = answers.of_block(block, engine(settings.engine.dtype), tok, stop_ids, e.max_tokens, e.max_new_tokens,
+                                     0, 1.0, 0, e.batch, workers.tick)
         files.write_json(said, {"rows": rows, "quarantined": bad})
     rows = files.read_json(said)["rows"]
     sequences = [row["prompt_ids"] + row["response_ids"] for row in rows]
     documents = [None] * len(rows)
     for group in capture.batches_by_length([len(s) for s in sequences], 4096):
-        for i, (aux, last) in zip(group, engine.capture([sequences[i] for i in group], boundaries)):
+        for i, (aux, last) in zip(group, engine(settings.engine.dtype).capture([sequences[i] for i in group], boundaries)):
             documents[i] = document(rows[i], aux, last)
     tensors = {name: torch.cat([d[name] for d in documents]) for name in documents[0]}
     shards.write(kept, {**tensors, "cu_seqlens": torch.tensor([0, *map(len, sequences)]).cumsum(0)})
@@ -116,52 +124,57 @@ def answer_and_capture(block, said, kept):
 def document(row, aux, last):
     """Only what the replay reads: no teacher, so neither the last states nor the next ids."""
     ids = torch.tensor(row["prompt_ids"] + row["response_ids"], dtype=torch.int32)
-    return {"input_ids": ids, "loss_mask": torch.arange(len(ids)) >= len(row["prompt_ids"]), "aux": aux.float(),
-            "last": last[:, :0].float(), "next_id": torch.full_like(ids, -1)}
+    return {"input_ids": ids, "loss_mask": torch.arange(len(ids)) >= len(row["prompt_ids"]), "aux": aux,
+            "last": last[:, :0], "next_id": torch.full_like(ids, -1)}
 
 
-def decode(row):
-    """One prompt's first turn by real speculative decoding with the exported folder: (ids, histogram, smallest margin)."""
-    e = settings.evaluate
-    result = verifier.decode(engine, ServedDraft("data/export", embed), chat.render(tok, chat.messages(row, [])), e.decode_tokens,
-                             stop_ids, verifier.HEADLINE_CHAIN, boundaries)
-    workers.tick(len(result[0]))
-    return result
+def decode(rows):
+    """The first turns of a few prompts in fp32: plain greedy answers, their states, and real speculative decoding with the
+    exported folder. Per row a dict; `margin` is the smallest distance between the target's two best logits."""
+    limit, target32, results = settings.evaluate.decode_tokens, engine("float32"), []
+    asked = [chat.render(tok, chat.messages(row, [])) for row in rows]
+    plain = target32.generate(asked, limit, 0, 1.0, [0] * len(rows), stop_ids, workers.tick)
+    for row, prompt, (answer, _) in zip(rows, asked, plain):
+        ids, histogram, margin = verifier.decode(target32, ServedDraft("data/export", embed), prompt, limit, stop_ids,
+                                                 verifier.HEADLINE_CHAIN, boundaries)
+        (aux, _), = target32.capture([prompt + answer], boundaries)
+        results.append({"id": row["id"], "prompt": prompt, "plain": answer, "ids": ids, "histogram": histogram,
+                        "margin": margin, "aux": aux.numpy()})  # an array: torch would send it through shared memory
+        workers.tick(len(ids))
+    return results
 
 
-def check_decode(probes, decoded, rows, states, draft, target_ids, limit):
+def check_decode(decoded, draft, target_ids):
     """Real decoding must give the target's own greedy words, and the replay of the same words the same counts.
 
     A row whose best two logits came closer than a rounding error is a tie, set aside and counted. Anything else that
     differs is a Refusal: then either the verifier or the exported draft is not what the replay takes it for.
     """
-    first_turn = {row["id"]: i for i, row in enumerate(rows) if row["turn"] == 0}
-    equal = same = ties = tokens = 0
-    for row in probes:
-        ids, histogram, closest = decoded[row["id"]]
-        plain = rows[first_turn[row["id"]]]
-        if ids != plain["response_ids"][:limit]:
-            if closest >= NEAR_TIE:
+    counts = {"rows": len(decoded), "tokens": 0, "equal": 0, "same_counts": 0, "ties": 0}
+    for row in decoded:
+        if row["ids"] != row["plain"]:
+            if row["margin"] >= NEAR_TIE:
                 raise Refusal(f"speculative decoding of {row['id']} differs from plain greedy decoding, and no two logits were "
-                              f"closer than {closest:.1e}: the verifier is not lossless")
-            ties += 1
+                              f"closer than {row['margin']:.1e}: the verifier is not lossless")
+            counts["ties"] += 1
             continue
-        equal, tokens = equal + 1, tokens + len(ids)
-        replayed = replay_prefix(draft, states, first_turn[row["id"]], target_ids, len(plain["prompt_ids"]), len(ids))
-        if replayed != histogram:
-            raise Refusal(f"{row['id']}: real decoding accepted {histogram} (verify passes by accepted drafts), the replay of the "
-                          f"same tokens {replayed}: the exported folder does not compute what the trainer's draft does")
-        same += 1
-    return {"rows": len(probes), "tokens": tokens, "equal": equal, "same_counts": same, "ties": ties}
+        replayed = replay_one(draft, row, target_ids)
+        if replayed != row["histogram"]:
+            raise Refusal(f"{row['id']}: real decoding accepted {row['histogram']} (verify passes by accepted drafts), the replay "
+                          f"of the same tokens {replayed}: the exported folder does not compute what the trainer's draft does")
+        counts = {**counts, "equal": counts["equal"] + 1, "same_counts": counts["same_counts"] + 1,
+                  "tokens": counts["tokens"] + len(row["ids"])}
+    return counts
 
 
-def replay_prefix(draft, states, index, target_ids, prompt, answer):
-    """Histogram of the first `answer` tokens of one document, as if the answer had ended there."""
-    chain = verifier.HEADLINE_CHAIN
-    batch = verifier.packing.collate(states, [[index]], states.lengths[index])
-    batch.loss_mask[:, prompt + answer:] = False
-    right = verifier.matches(draft, batch, target_ids, chain)[0].tolist()
-    return verifier.walk(right, prompt, prompt + answer - 1)
+def replay_one(draft, row, target_ids):
+    """Histogram of one decoded row by the batched replay, on states of a plain prefill."""
+    tokens = torch.tensor([row["prompt"] + row["plain"]])
+    slots = torch.arange(tokens.shape[1])
+    batch = packing.Batch(tokens, (slots >= len(row["prompt"]))[None], torch.zeros_like(tokens), slots[None],
+                          torch.from_numpy(row["aux"])[None], last=None, next_id=None, packs=None)
+    right = verifier.matches(draft, batch, target_ids, verifier.HEADLINE_CHAIN)[0].tolist()
+    return verifier.walk(right, len(row["prompt"]), tokens.shape[1] - 1)
 
 
 def walk_baseline(drafter, row):

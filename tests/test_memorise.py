@@ -40,13 +40,15 @@ def test_one_memorised_dialogue_reaches_tau_over_five_and_a_half_of_six(tmp_path
     drafts.initialise(draft, "random", head, torch.ones(SIZE), torch.zeros(VOCAB, dtype=torch.long), 0)
     optimizer = torch.optim.AdamW(draft.parameters(), lr=5e-3, weight_decay=0)
     batch = packing.collate(states, [[0]], 80)
+    # Four times the head: a random target's distribution is flat, and this makes its first choice plain to the draft.
 
     def tau():
         return metrics.tau_with_interval(verifier.replay(draft, states, [0], ids, [5], 80, 1)[5], 10, 0)["tau"]
 
     before = tau()
-    for _ in range(300):
-        total, _ = loss.ttt_loss(draft, batch, head, torch.ones(VOCAB, dtype=torch.bool), ids, 5, 1.0, False)
+    for step in range(300):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / 300)
+        total, _ = loss.ttt_loss(draft, batch, 4 * head, torch.ones(VOCAB, dtype=torch.bool), ids, 5, 1.0, False)
         total.backward()
         optimizer.step()
         optimizer.zero_grad()

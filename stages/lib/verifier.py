@@ -21,15 +21,18 @@ HEADLINE_CHAIN = 5
 
 @torch.no_grad()
 def matches(draft, batch, target_ids, chain):
-    """bool [B, S, chain]: is draft k of row t the answer's x[t+2+k]? False wherever that is not part of the answer."""
+    """bool [B, S, chain]: are drafts 0..k of row t the answer's x[t+2] .. x[t+2+k]? False past the answer's end.
+
+    A chain that has missed once is dead, so its later words are not looked up.
+    """
     rows, filled = chain_rows(batch.loss_mask, batch.document)
     right = torch.zeros(*batch.input_ids.shape, chain, dtype=torch.bool)
+    pack, alive = torch.arange(len(rows))[:, None].expand_as(rows), filled.clone()
     for step, state in enumerate(draft.chain(batch, chain, rows)):
-        valid = supervision.supervised(batch.loss_mask, batch.document, step).gather(1, rows) & filled
+        alive &= supervision.supervised(batch.loss_mask, batch.document, step).gather(1, rows)
         truth = supervision.ahead(batch.input_ids, step + 2, -1).gather(1, rows)
-        pack = torch.arange(len(rows))[:, None].expand_as(rows)
-        guess = target_ids[draft.logits(state[valid]).argmax(-1)]
-        right[pack[valid], rows[valid], step] = guess == truth[valid]
+        alive[alive.clone()] = target_ids[draft.logits(state[alive]).argmax(-1)] == truth[alive]
+        right[pack[alive], rows[alive], step] = True
     return right
 
 

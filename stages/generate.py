@@ -78,8 +78,9 @@ def answer(task):
 def check(p, rows, quarantined, asked):
     """What must not be trained on in silence."""
     if not any(row["response_ids"] for row in rows):
+        reasons = "; ".join(f"{bad['id']}: {bad['reason']}" for bad in quarantined[:3])
         raise Refusal(f"no answer at all from {asked} prompts ({len(quarantined)} quarantined): nothing to train on; "
-                      "look at prompts.files and at the target's chat template")
+                      f"look at prompts.files and at the target's chat template. First: {reasons or 'empty answers'}")
     prompts.check_share(asked - len(quarantined), quarantined, p.prompts.max_bad)
     cut = sum(row["finish_reason"] == "length" for row in rows) / len(rows)
     if cut > p.generate.max_cut:

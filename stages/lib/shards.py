@@ -8,6 +8,7 @@ One shard holds S whole documents (one answered turn each) end to end, N tokens 
   next_id [N] int32            the target's argmax where the next token is supervised, else -1
   cu_seqlens [S+1] int64       document i is rows cu_seqlens[i] to cu_seqlens[i+1]
 """
+import os
 from pathlib import Path
 
 import torch
@@ -40,8 +41,9 @@ def unpack(tensors):
 
 
 def write(path, tensors):
-    """Through a temporary neighbour: the file exists only when it is complete."""
-    temporary = Path(path).with_suffix(".tmp")
+    """Through a temporary neighbour: the file exists only when it is complete. The neighbour is this process's own: a
+    worker that outlives a killed stage may still be at the same shard as the next run's."""
+    temporary = Path(path).with_suffix(f".{os.getpid()}.tmp")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     temporary.replace(path)
 

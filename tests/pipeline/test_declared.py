@@ -14,9 +14,9 @@ ALWAYS = ("params.yaml", "dvc.yaml", ".dvc/config", ".dvc/config.local", ".eyrie
 
 
 @pytest.fixture
-def bare(smoke, tmp_path):
+def bare(base, tmp_path):
     """A scratch workspace in which nothing was run."""
-    return scratch.make(tmp_path / "bare", smoke)
+    return scratch.copy(base, tmp_path / "bare")
 
 
 def edit(workspace, change):

@@ -1,6 +1,7 @@
 """Experiments and diffs in a clean clone that shares only DVC's cache with the workspace in which the pipeline ran."""
 import csv
 import io
+import json
 import os
 import re
 import signal
@@ -10,20 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import scratch
-
-
-@pytest.fixture(scope="module")
-def clone(changed, tmp_path_factory):
-    """The clone, its data brought from the cache. Nothing that DVC starts in it outlives the tests."""
-    source, _ = changed
-    path = tmp_path_factory.mktemp("experiments") / "clone"
-    scratch.run(source, "git", "clone", "-q", source, path)
-    scratch.identify(path)
-    scratch.run(path, "dvc", "config", "--local", "cache.dir", source / ".dvc/cache")
-    scratch.run(path, "dvc", "checkout", "-q")
-    yield path
-    for pid in processes_in(path):
-        os.kill(pid, signal.SIGKILL)
+from tests.pipeline.conftest import alone
 
 
 def processes_in(folder):
@@ -38,62 +26,87 @@ def processes_in(folder):
     return found
 
 
-def rows(clone):
-    """{experiment or revision: row} of `dvc exp show`."""
-    table = csv.DictReader(io.StringIO(scratch.run(clone, "dvc", "exp", "show", "--csv").stdout))
-    return {row["Experiment"] or row["rev"]: row for row in table}
+@pytest.fixture(scope="session")
+def said(shared, changed):
+    """What each command of the story said: experiments in a clean clone, once for all test processes.
+
+    One experiment with another capture offset (which was run before, so that its stages come from DVC's run cache), a
+    queued sweep over two learning rates, of which the second was never run, and the questions that a reviewer asks.
+    """
+    source, _ = changed
+    clone = shared / "clone"
+    with alone(shared, "experiments") as done:
+        if not done.exists():
+            try:
+                done.write_text(json.dumps(story(source, clone)))
+            finally:
+                for pid in processes_in(clone):
+                    os.kill(pid, signal.SIGKILL)
+        return json.loads(done.read_text())
 
 
-@pytest.fixture(scope="module")
-def swept(clone):
-    """One experiment with another capture offset and a queued sweep over two learning rates; then the clone as before."""
-    single = scratch.run(clone, "dvc", "exp", "run", "-n", "input-of-layer", "-S", "capture.offset=0")
-    diffs = {name: scratch.run(clone, "dvc", name, "diff", "--md", "HEAD").stdout for name in ("metrics", "params")}
-    scratch.run(clone, "git", "checkout", "-q", "--force", ".")
-    scratch.run(clone, "dvc", "checkout", "-q", "--force")
-    for lr in ("0.002", "0.0001"):  # the first was run before: its stages come from the run cache
-        scratch.run(clone, "dvc", "exp", "run", "--queue", "-n", f"lr-{lr.replace('.', '-')}", "-S", f"train.lr={lr}")
-    scratch.run(clone, "dvc", "exp", "run", "--run-all", "-j", "1")
-    return single, diffs
+def story(source, clone):
+    scratch.run(source, "git", "clone", "-q", source, clone)
+    scratch.identify(clone)
 
+    def run(*command):
+        return scratch.run(clone, *command).stdout
 
-def test_a_clean_clone_is_up_to_date(clone):
-    assert scratch.repro(clone) == []
-    assert not scratch.run(clone, "git", "status", "--porcelain").stdout
-
-
-def test_an_experiment_recomputes_what_the_offset_reaches_and_no_more(swept):
-    single, _ = swept
-    touched = re.findall(r"^(?:Running stage|Stage) '(\w+)'(?: is cached|:)", single.stdout, re.M)
-    assert touched == ["extract", "train", "export", "evaluate"]
-
-
-def test_metrics_and_params_diff_name_what_changed_against_a_commit(swept):
-    _, diffs = swept
-    assert re.search(r"\| metrics/evaluate.json *\| tau *\|", diffs["metrics"])
-    assert re.findall(r"\| params.yaml *\| ([\w.]+) *\| (\S+) *\| (\S+) *\|", diffs["params"]) == [("capture.offset", "1", "0")]
-
-
-def test_exp_show_gives_tau_of_each_experiment_beside_what_was_changed(clone, swept):
-    found = rows(clone)
-    taus = {name: float(found[name]["metrics/evaluate.json:tau"]) for name in ("input-of-layer", "lr-0-002", "lr-0-0001")}
-    assert all(tau >= 1 for tau in taus.values())
-    assert {name: (float(found[name]["train.lr"]), found[name]["capture.offset"]) for name in taus} == {
-        "input-of-layer": (0.0015, "0"), "lr-0-002": (0.002, "1"), "lr-0-0001": (0.0001, "1")}
-
-
-def test_an_experiment_can_be_compared_by_name(clone, swept):
-    found = scratch.run(clone, "dvc", "exp", "diff", "HEAD", "lr-0-0001", "--md").stdout
-    assert re.search(r"\| params.yaml *\| train.lr *\| 0.0015 *\| 0.0001 *\|", found)
-
-
-def test_the_sweep_leaves_the_workspace_as_it_was(clone, swept):
-    assert not scratch.run(clone, "git", "status", "--porcelain").stdout
-
-
-def test_the_queue_leaves_no_worker_behind(clone, swept):
+    run("dvc", "config", "--local", "cache.dir", source / ".dvc/cache")
+    run("dvc", "checkout", "-q")
+    found = {"clean": run("dvc", "repro") + run("git", "status", "--porcelain")}
+    found["single"] = run("dvc", "exp", "run", "-n", "input-of-layer", "-S", "capture.offset=0")
+    found["metrics diff"] = run("dvc", "metrics", "diff", "--md", "HEAD")
+    found["params diff"] = run("dvc", "params", "diff", "--md", "HEAD")
+    scratch.reset(clone)
+    for name, lr in (("lr-high", "0.002"), ("lr-low", "0.0001")):
+        run("dvc", "exp", "run", "--queue", "-n", name, "-S", f"train.lr={lr}")
+    run("dvc", "exp", "run", "--run-all", "-j", "1")
     deadline = time.monotonic() + 30
     while processes_in(clone) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_in(clone) == []
-    assert "0 active" in scratch.run(clone, "dvc", "queue", "status").stdout
+        time.sleep(0.1)
+    found["left"] = processes_in(clone)
+    found["queue"] = run("dvc", "queue", "status")
+    found["log"] = run("dvc", "queue", "logs", "lr-low")
+    found["show"] = run("dvc", "exp", "show", "--csv")
+    found["diff"] = run("dvc", "exp", "diff", "HEAD", "lr-low", "--md")
+    found["status"] = run("git", "status", "--porcelain")
+    return found
+
+
+def test_a_clean_clone_with_the_shared_cache_is_up_to_date(said):
+    assert scratch.ran(said["clean"]) == [] and said["clean"].endswith("up to date.\n")
+
+
+def test_an_experiment_recomputes_what_the_offset_reaches_and_no_more(said):
+    assert re.findall(r"^(?:Running stage|Stage) '(\w+)'(?: is cached|:)", said["single"], re.M) == [
+        "extract", "train", "export", "evaluate"]
+
+
+def test_a_queued_experiment_runs_what_the_learning_rate_reaches_in_a_copy_without_our_state(said):
+    assert scratch.ran(said["log"]) == ["train", "export", "evaluate"]
+
+
+def test_metrics_and_params_diff_name_what_changed_against_a_commit(said):
+    assert re.search(r"\| metrics/evaluate.json *\| tau *\|", said["metrics diff"])
+    assert re.findall(r"\| params.yaml *\| ([\w.]+) *\| (\S+) *\| (\S+) *\|", said["params diff"]) == [("capture.offset", "1", "0")]
+
+
+def test_exp_show_gives_tau_of_each_experiment_beside_what_was_changed(said):
+    rows = {row["Experiment"]: row for row in csv.DictReader(io.StringIO(said["show"]))}
+    names = ("input-of-layer", "lr-high", "lr-low")
+    assert all(float(rows[name]["metrics/evaluate.json:tau"]) >= 1 for name in names)
+    assert [(float(rows[name]["train.lr"]), rows[name]["capture.offset"]) for name in names] == [
+        (0.0015, "0"), (0.002, "1"), (0.0001, "1")]
+
+
+def test_an_experiment_can_be_compared_by_name(said):
+    assert re.search(r"\| params.yaml *\| train.lr *\| 0.0015 *\| 0.0001 *\|", said["diff"])
+
+
+def test_the_sweep_leaves_the_workspace_as_it_was(said):
+    assert said["status"] == ""
+
+
+def test_the_queue_leaves_no_worker_behind(said):
+    assert said["left"] == [] and "0 active" in said["queue"]

@@ -1,4 +1,5 @@
 """A change of a param reruns exactly the stages that depend on it."""
+import json
 import shutil
 
 import pytest
@@ -24,7 +25,7 @@ TABLE = {
                      "batch_packs autocast threads evals seed"),
     "export": (EXPORT, "dtype"),
     "export ": (EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
-    "evaluate": (EVALUATE, "files max_tokens max_new_tokens dtype max_bad blocks batch chains distinct decode_rows "
+    "evaluate": (EVALUATE, "files max_tokens max_new_tokens max_bad blocks batch chains distinct decode_rows "
                            "decode_tokens bootstrap seed"),
     "exec": (set(), "workers save_minutes max_hours"),
 }
@@ -94,3 +95,9 @@ def test_a_param_makes_stale_what_declares_it_and_nothing_else(clone, key):
 def test_repro_runs_exactly_what_a_param_reaches(changed, key, expected):
     _, ran = changed
     assert ran[key] == expected
+
+
+def test_other_traces_make_stale_what_reads_them(workspace):
+    scratch.set_params(workspace, {"prompts": {"limit": 16}})
+    assert scratch.repro(workspace, "generate") == ["generate"]
+    assert set(json.loads(scratch.run(workspace, "dvc", "status", "--json").stdout)) == {"extract", "evaluate"}

@@ -39,7 +39,7 @@ if "DVC_STAGE" in os.environ and "EYRIE_READS" in os.environ:
 
 def pytest_collection_modifyitems(items):
     """What waits longest goes first, so that one test process does it while the other one does the rest."""
-    items.sort(key=lambda item: not {"changed", "said"} & set(item.fixturenames))
+    items.sort(key=lambda item: not {"long_changed", "said"} & set(item.fixturenames))
 
 
 @pytest.fixture(scope="session")
@@ -129,27 +129,39 @@ def inside(workspace, monkeypatch):
 
 
 # key, new value, the stages that `dvc repro` must run. Each starts from the finished pipeline.
-CASES = [
+LONG_CASES = [
+    ("capture.offset", 0, ["extract", "train", "export", "evaluate"]),
+    ("train.lr", 0.002, ["train", "export", "evaluate"]),
+]
+SHORT_CASES = [
     ("exec.workers", 3, []),
     ("evaluate.seed", 1, ["evaluate"]),
     ("export.dtype", "float32", ["export", "evaluate"]),
-    ("train.lr", 0.002, ["train", "export", "evaluate"]),
-    ("capture.offset", 0, ["extract", "train", "export", "evaluate"]),
     # These two leave the stage's bytes as they are, so that nothing after it has a reason to run.
     ("prompts.max_bad", 0.5, ["generate"]),
-    ("target.sha256", None, ["target"]),
+    ("target.sha256", None, ["target"]),  # pins the digest that the target has
 ]
 
 
 @pytest.fixture(scope="session")
-def changed(shared, pipeline):
-    """The workspace in which every case of CASES was run, each from the finished pipeline; and what ran, {key: stages}."""
-    path = shared / "changed"
-    with alone(shared, "changed") as done:
+def long_changed(shared, pipeline):
+    """The workspace in which LONG_CASES were run, and what ran, {key: stages}."""
+    return changed(shared, pipeline, "long", LONG_CASES)
+
+
+@pytest.fixture(scope="session")
+def short_changed(shared, pipeline):
+    """The workspace in which SHORT_CASES were run, and what ran, {key: stages}."""
+    return changed(shared, pipeline, "short", SHORT_CASES)
+
+
+def changed(shared, pipeline, name, cases):
+    path = shared / name
+    with alone(shared, name) as done:
         if not done.exists():
             scratch.copy(pipeline, path)
             found = {}
-            for key, value, _ in CASES:
+            for key, value, _ in cases:
                 if value is None:
                     value = json.loads((path / "data/target/manifest.json").read_text())["sha256"]
                 scratch.set_params(path, scratch.nested(key, value))

@@ -25,11 +25,12 @@ FINER = {
 
 
 def environment(folder):
-    """Variables for commands in the workspace `folder`: this Python first, the stages of the workspace, DVC's notes beside it."""
+    """Variables for commands in a workspace: this Python first, the folder's own code, and DVC's notes and ours beside it."""
     folder = Path(folder)
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONHASHSEED": "0",
-            "PYTHONPATH": "", "EYRIE_CACHE": str(folder.with_name("eyrie-cache")), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder.with_name(folder.name + ".site")),
-            "OMP_WAIT_POLICY": "PASSIVE", "GIT_CONFIG_GLOBAL": os.devnull}
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": "",
+            "PYTHONHASHSEED": "0", "OMP_WAIT_POLICY": "PASSIVE", "EYRIE_CACHE": str(folder.with_name("eyrie-cache")),
+            "DVC_SITE_CACHE_DIR": str(folder.with_name(f"{folder.name}.site")), "DVC_NO_ANALYTICS": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull}
 
 
 def run(folder, *command, check=True, **more):

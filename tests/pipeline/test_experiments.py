@@ -27,13 +27,13 @@ def processes_in(folder):
 
 
 @pytest.fixture(scope="session")
-def said(shared, changed):
+def said(shared, long_changed):
     """What each command of the story said: experiments in a clean clone, once for all test processes.
 
     One experiment with another capture offset (which was run before, so that its stages come from DVC's run cache), a
     queued sweep over two learning rates, of which the second was never run, and the questions that a reviewer asks.
     """
-    source, _ = changed
+    source, _ = long_changed
     clone = shared / "clone"
     with alone(shared, "experiments") as done:
         if not done.exists():

@@ -7,7 +7,7 @@ from dvc.repo import Repo
 
 from stages.lib.params import read_yaml
 from tests.pipeline import scratch
-from tests.pipeline.conftest import CASES
+from tests.pipeline.conftest import LONG_CASES, SHORT_CASES
 from tools.report import changed as stale_of
 
 TARGET, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name in scratch.STAGES)
@@ -91,10 +91,14 @@ def test_a_param_makes_stale_what_declares_it_and_nothing_else(clone, key):
         (clone / "params.before").replace(clone / "params.yaml")
 
 
-@pytest.mark.parametrize("key, expected", [(key, stages) for key, _, stages in CASES])
-def test_repro_runs_exactly_what_a_param_reaches(changed, key, expected):
-    _, ran = changed
-    assert ran[key] == expected
+@pytest.mark.parametrize("key, expected", [(key, stages) for key, _, stages in LONG_CASES])
+def test_repro_runs_all_that_a_param_reaches_and_nothing_before(long_changed, key, expected):
+    assert long_changed[1][key] == expected
+
+
+@pytest.mark.parametrize("key, expected", [(key, stages) for key, _, stages in SHORT_CASES])
+def test_repro_stops_where_a_param_changes_nothing_more(short_changed, key, expected):
+    assert short_changed[1][key] == expected
 
 
 def test_other_traces_make_stale_what_reads_them(workspace):

@@ -26,7 +26,7 @@ def main():
     # Blocks of consecutive prompts of one file: appended prompts or another file leave the earlier blocks as they are.
     key = [params.code_key("generate"), about["sha256"], params.plain(p.engine), params.plain(p.generate), p.prompts.max_tokens]
     blocks = split(read.rows, p.generate.block)
-    paths = [state.piece("generate", f"{files.digest_of(key, answers.key_of(block))}.jsonl") for block in blocks]
+    paths = [state.piece("generate", f"{files.digest_of(key, answers.key_of(block))}.json") for block in blocks]
     todo = [(block, path) for block, path in zip(blocks, paths) if not path.exists()]
     if len(todo) < len(blocks):
         print(f"generate: {len(blocks) - len(todo)} of {len(blocks)} blocks are already answered")

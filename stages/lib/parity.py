@@ -6,6 +6,7 @@ import torch
 from stages.lib.refusal import Refusal
 
 COSINE_P1 = 0.995  # 1st percentile over rows; a flattened cosine of two neighbouring boundaries can be 0.9999
+LAST_ERROR = 0.2  # relative, per row: bf16 noise is a few hundredths, a missing norm several hundred
 HEAD_REPEATS = {"float32": 0.999, "bfloat16": 0.975}  # bf16 depends on the batch's shape: prefill and decode differ
 
 
@@ -22,12 +23,13 @@ def probe(engine, rows, boundaries, count, greedy, dtype):
     captured = engine.capture(sequences, boundaries)
     tokens_per_s = sum(map(len, sequences)) / (time.perf_counter() - started)
 
-    cosines, repeated, asked = [], 0, 0
+    cosines, errors, repeated, asked = [], [], 0, 0
     for row, sequence, (aux, last) in zip(sample, sequences, captured):
         if len(aux) != len(sequence):
             raise Refusal(f"trace {row['id']}: {len(aux)} captured rows for {len(sequence)} tokens")
-        plain, _ = engine.plain_states(sequence, boundaries)
+        plain, plain_last = engine.plain_states(sequence, boundaries)
         cosines.append(row_cosines(aux, plain, len(boundaries))[1:])
+        errors.append(((last.float() - plain_last.float()).norm(dim=1) / plain_last.float().norm(dim=1))[1:])
         prompt = len(row["prompt_ids"])
         repeated += (engine.next_ids(last[prompt - 1:-1]) == torch.tensor(row["response_ids"])).sum().item()
         asked += len(row["response_ids"])
@@ -36,6 +38,10 @@ def probe(engine, rows, boundaries, count, greedy, dtype):
         if not cosine >= COSINE_P1:
             raise Refusal(f"captured rows of boundary {boundary} differ from the target's own forward: 1st percentile of the "
                           f"cosine {cosine:.4f}, expected {COSINE_P1}; the engine captures another boundary or corrupts rows")
+    error = torch.quantile(torch.cat(errors), 0.99).item()
+    if not error <= LAST_ERROR:
+        raise Refusal(f"`last` differs from the target's own post-norm state: 99th percentile of the relative error {error:.2f}, "
+                      f"expected {LAST_ERROR}; is it taken before the final norm?")
     share = repeated / asked
     if greedy and share < HEAD_REPEATS[dtype]:
         raise Refusal(f"head(last) repeats {share:.2%} of the traced greedy tokens in {dtype}, expected {HEAD_REPEATS[dtype]:.1%}: "

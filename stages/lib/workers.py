@@ -7,31 +7,41 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
 from stages.lib import progress
 
-_ticks = None
+tick = None  # called by the work itself: tick(n) says that n more units are done
 
 
 def _join(ticks, setup, arguments):
-    global _ticks
-    _ticks = ticks
+    global tick
+
+    def tick(amount):
+        with ticks.get_lock():
+            ticks.value += amount
+
     setup(*arguments)
-
-
-def tick(amount):
-    """Called by the work itself: `amount` more units are done."""
-    with _ticks.get_lock():
-        _ticks.value += amount
 
 
 def run(work, tasks, workers, setup, arguments, title, total, unit="tok"):
     """Yield `(task, work(task))` as pieces finish, in any order.
 
-    `setup(*arguments)` runs once in each process, to load the model. `work` calls `tick(n)` as it goes; `total` is the
-    expected number of `unit`s, an upper bound where the work can stop early. The first error ends the rest.
+    `setup(*arguments)` runs once in each process, to load the model. `work` calls `workers.tick(n)` as it goes; `total`
+    is the expected number of `unit`s, an upper bound where the work can stop early. The first error ends the rest. One
+    worker, or one task, is this process itself: another would have to import torch again.
     """
+    global tick
+    workers = min(workers, len(tasks))
+    if not tasks:
+        return
+    if workers <= 1:
+        with progress.bar(title, total, unit) as bar:
+            tick = bar.update
+            setup(*arguments)
+            for task in tasks:
+                yield task, work(task)
+        return
     context = multiprocessing.get_context("spawn")  # fork after torch has started threads can deadlock
     ticks = context.Value("q", 0)
-    with ProcessPoolExecutor(max(1, min(workers, len(tasks))), mp_context=context, initializer=_join,
-                             initargs=(ticks, setup, arguments)) as pool, progress.bar(title, total, unit) as bar:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_join, initargs=(ticks, setup, arguments)) as pool, \
+            progress.bar(title, total, unit) as bar:
         pending = {pool.submit(work, task): task for task in tasks}
         try:
             while pending:

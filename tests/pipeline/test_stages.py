@@ -193,8 +193,15 @@ def test_the_parity_probe_refuses_a_last_state_from_before_the_norm(probed):
         hook.remove()
         return [(aux, seen[0][r, :len(last)]) for r, (aux, last) in enumerate(found)]
 
-    with pytest.raises(Refusal, match="`last` is not the post-norm state"):
+    with pytest.raises(Refusal, match="is it taken before the final norm"):
         probe(altered(engine, before_norm), rows)
+
+
+def test_the_parity_probe_refuses_traces_of_another_target(probed):
+    engine, rows = probed
+    foreign = [{**row, "response_ids": [(token + 1) % 49152 for token in row["response_ids"]]} for row in rows]
+    with pytest.raises(Refusal, match="repeats .* of the traced greedy tokens .* another target"):
+        probe(engine, foreign)
 
 
 def test_the_parity_probe_refuses_rows_of_another_sequence(probed):

@@ -2,10 +2,13 @@
 
 Tensors: B rows of a batch, L padded length, H hidden size, K boundaries, n tokens of one row.
 """
+import functools
+
 import torch
 import transformers
 from torch.nn import functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from stages.lib.refusal import Refusal
@@ -36,6 +39,33 @@ AttentionInterface.register("eyrie_grouped", grouped_attention)
 AttentionMaskInterface.register("eyrie_grouped", sdpa_mask)
 
 
+class Room(DynamicLayer):
+    """A layer's keys and values [B, c, L, D] as views of buffers with room for the whole answer.
+
+    transformers' own layer concatenates at each step: every key so far is copied, and the heap of buffers of ever other
+    sizes grows to twice what is in use.
+    """
+
+    def __init__(self, capacity):
+        super().__init__()
+        self.capacity = capacity
+
+    def update(self, keys, values, *_, **__):
+        start = self.get_seq_length()
+        if not start:
+            self.lazy_initialization(keys, values)
+            self.rooms = [x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in (keys, values)]
+        end = start + keys.shape[2]
+        for room, new in zip(self.rooms, (keys, values)):
+            room[:, :, start:end] = new
+        self.keys, self.values = (room[:, :, :end] for room in self.rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        self.rooms = [room[indices] for room in self.rooms]
+        self.keys, self.values = (room[:, :, :self.get_seq_length()] for room in self.rooms)
+
+
 class Engine:
     """One copy of the target in this process."""
 
@@ -64,7 +94,7 @@ class Engine:
         not finite.
         """
         length = max(map(len, prompts))
-        ids = torch.full((len(prompts), length), stop_ids[0])
+        ids = torch.zeros(len(prompts), length, dtype=torch.long)
         mask = torch.zeros(len(prompts), length, dtype=torch.long)
         for r, prompt in enumerate(prompts):
             ids[r, length - len(prompt):] = torch.tensor(prompt)
@@ -72,6 +102,7 @@ class Engine:
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         cache, rows = DynamicCache(), list(range(len(prompts)))
+        cache.layer_class_to_replicate = functools.partial(Room, length + max_new_tokens)
         answers, reasons = [[] for _ in prompts], ["length"] * len(prompts)
         for _ in range(max_new_tokens):
             logits = self.model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache,

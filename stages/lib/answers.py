@@ -1,5 +1,5 @@
 """A block of prompts, answered turn by turn: what generate does with training prompts and evaluate with its own."""
-from stages.lib import chat, files, prompts
+from stages.lib import chat, cpu, files, prompts
 
 
 def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperature, top_p, seed, batch, tick):
@@ -23,6 +23,7 @@ def of_block(block, engine, tok, stop_ids, max_tokens, max_new_tokens, temperatu
             some = asked[start:start + batch]
             seeds = [int(files.digest_of(seed, block[i]["id"], turn), 16) >> 2 for i, _ in some]
             results = decode(engine, [ids for _, ids in some], max_new_tokens, temperature, top_p, seeds, stop_ids, tick)
+            cpu.release()
             for (i, ids), result in zip(some, results):
                 if isinstance(result, Exception):
                     bad.append(prompts.quarantine(block[i], f"turn {turn}: {type(result).__name__}: {result}"))

@@ -56,7 +56,8 @@ def undeclared(pipeline, lock):
 
 def stale():
     """{stage: [why, ...]} for the working directory."""
-    status = json.loads(subprocess.run(["dvc", "status", "--json"], check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-m", "dvc", "status", "--json"]  # this environment's, on PATH or not
+    status = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     reasons = changed(status)
     for stage, why in undeclared(read_yaml("dvc.yaml"), read_yaml("dvc.lock")).items():
         reasons.setdefault(stage, []).extend(why)

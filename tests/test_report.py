@@ -1,4 +1,5 @@
 """What `tools.report` calls stale, on DVC's answers as they are and on this checkout."""
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,11 @@ def test_the_lock_of_this_commit_matches_its_code_and_params(tmp_path):
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
     found = scratch.run(tmp_path / "clone", sys.executable, "-m", "tools.report", "--stale", check=False)
     assert (found.returncode, found.stdout) == (0, "dvc.lock matches code, params, commands and data\n"), found.stderr
+
+
+def test_a_python_without_dvc_is_told_so_in_one_line(in_tmp):
+    (in_tmp / "dvc.yaml").write_text("stages: [\n")  # dvc status cannot answer here
+    found = subprocess.run([sys.executable, "-m", "tools.report", "--stale"], cwd=in_tmp, capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert found.returncode == 1 and found.stderr.startswith("refused: `dvc status` failed") and "activate" in found.stderr
+    assert "Traceback" not in found.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from stages.lib.params import read_yaml
+from stages.lib.refusal import Refusal, run
 
 ABSENT = ("deleted", "not in cache")
 
@@ -57,7 +58,11 @@ def undeclared(pipeline, lock):
 def stale():
     """{stage: [why, ...]} for the working directory."""
     command = [sys.executable, "-m", "dvc", "status", "--json"]  # this environment's, on PATH or not
-    status = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if asked.returncode:
+        raise Refusal(f"`dvc status` failed under {sys.executable}: {(asked.stderr.strip() or 'no message').splitlines()[-1]}; "
+                      "activate the project's environment first (make env, then . .venv/bin/activate)")
+    status = json.loads(asked.stdout)
     reasons = changed(status)
     for stage, why in undeclared(read_yaml("dvc.yaml"), read_yaml("dvc.lock")).items():
         reasons.setdefault(stage, []).extend(why)
@@ -77,4 +82,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -76,7 +76,9 @@ def two_step_difference(folder, weights, shape, embed, dtype):
     with torch.no_grad():
         first, second = draft.chain(batch, 2, rows=torch.arange(7)[None])
         trained = draft.logits(torch.cat([first[0], second[0, 6:]]))
-        replayed = served.logits(torch.cat([served.extend(tokens[0, 1:8].tolist(), aux[0, :7]), served.recur(tokens[0, 8].item())]))
+        outs = served.extend(tokens[0, 1:8], aux[0, :7])
+        again = served.recur(outs[6:], tokens[0, 8:], torch.tensor([6]), 1, served.nothing_yet())
+        replayed = served.logits(torch.cat([outs, again]))
     return ((trained - replayed).abs().max() / trained.abs().max()).item()
 
 

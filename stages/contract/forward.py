@@ -214,8 +214,8 @@ class ServedDraft:
         q, kv, H, mlp = self.heads * self.head_dim, self.groups * self.head_dim, c.hidden_size, c.intermediate_size
         for i in range(self.layers):
             wide = 2 * H if i == 0 else H
-            shapes = {"self_attn.q_proj": (q, wide), "self_attn.k_proj": (kv, wide), "self_attn.v_proj": (kv, wide), "self_attn.o_proj": (H, q),
-                      "mlp.gate_proj": (mlp, H), "mlp.up_proj": (mlp, H), "mlp.down_proj": (H, mlp)}
+            shapes = {"self_attn.q_proj": (q, wide), "self_attn.k_proj": (kv, wide), "self_attn.v_proj": (kv, wide),
+                      "self_attn.o_proj": (H, q), "mlp.gate_proj": (mlp, H), "mlp.up_proj": (mlp, H), "mlp.down_proj": (H, mlp)}
             for name, shape in shapes.items():
                 self._check(f"layers.{i}.{name}.weight", self._weight(f"layers.{i}.{name}.weight"), shape)
         if "fc.weight" in self.w:
@@ -297,7 +297,7 @@ def parsed(config, version):
     """config.json as the server sees it: through transformers' own class, with its defaults. Refusal where it would stop."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig  # here: seconds to import
-    c = dict(config)
+    c = copy.deepcopy(config)  # the class writes into the dicts that it is given
     if version < TRANSFORMERS_5:  # transformers 4 knew no rope_parameters
         scaling = c.pop("rope_scaling", None) or {"rope_type": "default"}
         c["rope_parameters"] = {**scaling, "rope_theta": c.get("rope_theta", 10000)}

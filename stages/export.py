@@ -4,18 +4,14 @@ In: data/draft, data/target. Out: data/export (config.json, model.safetensors).
 Alone: `python -m stages.export`. Nothing is written before an independent forward agrees with the trainer's.
 """
 from stages.lib import cpu  # noqa: F401  before torch
-from types import SimpleNamespace
-
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.contract import rules
-from stages.contract.forward import ServedDraft
+from stages.contract import probes, rules
 from stages.lib import draft as drafts, files, params, progress, state, target
 from stages.lib.refusal import Refusal, run
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-TOLERANCE = 2e-4  # relative, fp32 on both sides: what sums in another order may differ by
 
 
 def main():
@@ -34,10 +30,10 @@ def main():
     save_file({name: w if name == "d2t" else w.to(DTYPES[p.export.dtype]) for name, w in weights.items()},
               out / "model.safetensors", {"format": "pt"})
     embed = target.head_and_norm(target.open_target())["embed"].float()
-    difference = two_step_difference(out, weights, manifest["shape"], embed, DTYPES[p.export.dtype])
-    if not difference < TOLERANCE:
+    difference = probes.two_step_difference(out, weights, manifest["shape"], embed, DTYPES[p.export.dtype])
+    if not difference < probes.TOLERANCE:
         raise Refusal(f"the exported folder, read as SGLang reads it, differs from the trainer's forward by {difference:.2e} "
-                      f"(relative, two recurrent steps; allowed {TOLERANCE:.0e}): the export is not the draft that was trained")
+                      f"(relative, two recurrent steps; allowed {probes.TOLERANCE:.0e}): the export is not the draft that was trained")
     state.publish(out, "data/export")
     size = sum(w.numel() for w in weights.values()) / 1e6
     progress.summary("export", ids=ids, boundaries=manifest["boundaries"], parameters=f"{size:.2f} M",
@@ -58,28 +54,6 @@ def config(shape, about, ids, dtype):
         "attention_bias": False, "mlp_bias": False, "bias": False,
         "bos_token_id": about["bos_token_id"], "eos_token_id": about["eos_token_ids"][0],
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids}}
-
-
-def two_step_difference(folder, weights, shape, embed, dtype):
-    """Largest relative difference of the logits between trainer and served forward, over the prefill step and one
-    recurrent step, in fp32 with the rounded weights, on random states.
-
-        tokens  x0 x1 x2 ... x7 x8      rows 0..6 from states; row 6 reads x7 (step 0), then its own output and x8 (step 1)
-    """
-    draft = drafts.Draft(drafts.Shape(**shape), embed)
-    draft.load_state_dict({n: w.to(dtype).float() for n, w in weights.items() if n != "d2t"})
-    served = ServedDraft(folder, embed)
-    noise = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, shape["vocab_size"], (1, 9), generator=noise)
-    aux = torch.randn(1, 9, shape["num_aux"] * shape["target_hidden_size"], generator=noise) * 4
-    batch = SimpleNamespace(input_ids=tokens, aux=aux, document=torch.zeros_like(tokens), position=torch.arange(9)[None])
-    with torch.no_grad():
-        first, second = draft.chain(batch, 2, rows=torch.arange(7)[None])
-        trained = draft.logits(torch.cat([first[0], second[0, 6:]]))
-        outs = served.extend(tokens[0, 1:8], aux[0, :7])
-        again = served.recur(outs[6:], tokens[0, 8:], torch.tensor([6]), 1, served.nothing_yet())
-        replayed = served.logits(torch.cat([outs, again]))
-    return ((trained - replayed).abs().max() / trained.abs().max()).item()
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def tiny_target(folder, layers=6, seed=1, tied=False):
                          num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=256, initializer_range=0.3,
                          tie_word_embeddings=tied, bos_token_id=1, eos_token_id=None, rope_theta=10000.0)
     model = LlamaForCausalLM(config)
+    model.model.norm.weight.data.uniform_(0.5, 1.5)  # so that norming twice is not norming once
     if tied:
         model.get_input_embeddings().weight.data.mul_(TIED)
     model.save_pretrained(folder)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from stages import export
+from stages.contract import probes
 from stages.contract.forward import ServedDraft
 from stages.lib import loss, packing
 from tests.small import VOCAB, exported, random_draft, states_of
@@ -53,7 +53,7 @@ def test_two_step_parity_holds_for_other_shapes(tmp_path, size, heads, kv_heads,
                               num_aux=aux)
     exported(tmp_path, draft, d2t, range(1, aux + 1))
     weights = {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}
-    assert export.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) < export.TOLERANCE
+    assert probes.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) < probes.TOLERANCE
 
 
 @pytest.mark.parametrize("fault", ["midlayer.hidden_norm.weight", "fc.weight", "midlayer.self_attn.k_proj.weight", "norm.weight"])
@@ -62,7 +62,7 @@ def test_two_step_parity_sees_one_changed_tensor(tmp_path, fault):
     exported(tmp_path, draft, d2t)
     weights = {**{n: p.detach().clone() for n, p in draft.named_parameters()}, "d2t": d2t}
     weights[fault] *= 1.01
-    assert export.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > export.TOLERANCE
+    assert probes.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > probes.TOLERANCE
 
 
 def test_feeding_back_the_normed_state_is_seen(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_feeding_back_the_normed_state_is_seen(tmp_path, monkeypatch):
     exported(tmp_path, draft, d2t)
     monkeypatch.setattr(ServedDraft, "feedback", lambda self, out: self._norm(out, "norm.weight"))
     weights = {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}
-    assert export.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > export.TOLERANCE
+    assert probes.two_step_difference(tmp_path, weights, draft.shape.as_dict(), draft.embed, torch.float32) > probes.TOLERANCE
 
 
 @pytest.mark.parametrize("count", [1, 7, 300])

@@ -163,16 +163,16 @@ class Engine:
 
 
 class _Taps:
-    """Pre-hooks on the layers whose input is wanted, for the length of one forward."""
+    """Pre-hooks on the layers whose input is wanted, for the length of one forward. Boundary n is what the final norm reads."""
 
     def __init__(self, decoder, boundaries):
-        self.decoder, self.boundaries, self.seen, self.handles = decoder, boundaries, {}, []
+        self.places, self.boundaries, self.seen, self.handles = [*decoder.layers, decoder.norm], boundaries, {}, []
 
     def __enter__(self):
         for boundary in self.boundaries:
             def hook(module, args, kwargs, boundary=boundary):
                 self.seen[boundary] = (args[0] if args else kwargs["hidden_states"]).clone()
-            self.handles.append(self.decoder.layers[boundary].register_forward_pre_hook(hook, with_kwargs=True))
+            self.handles.append(self.places[boundary].register_forward_pre_hook(hook, with_kwargs=True))
         return self
 
     def __exit__(self, *_):

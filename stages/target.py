@@ -7,11 +7,10 @@ Alone: `python -m stages.target`.
 """
 from stages.lib import cpu  # noqa: F401  before torch
 import hashlib
-import json
 import shutil
-from pathlib import Path
 
 from stages.lib import files, params, progress, state, target
+from stages.lib.headers import read_header, read_index, read_object
 from stages.lib.refusal import Refusal, run
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -19,7 +18,7 @@ COUNTED = ("config.json", "generation_config.json", *COPIED, "special_tokens_map
            "vocab.json", "merges.txt", "tokenizer.model")
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-HEADER_LIMIT = 100_000_000  # bytes, the bound that the safetensors library sets itself
+INDEX_LIMIT = 100_000_000  # bytes; 140,000 experts fill a tenth of it
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size",
             "max_position_embeddings", "rms_norm_eps")
 
@@ -65,18 +64,13 @@ def check_weights(folder):
         only = f", only pickles, which run code when they are opened ({', '.join(unsafe)})" if unsafe else ""
         raise Refusal(f"{folder} has no model.safetensors and no {INDEX}{only}; convert the weights to safetensors")
     if not index.exists():
-        check_header(single)
+        read_header(single)
         return [single.name]
-    placed = read_object(index).get("weight_map")
-    if not placed or not isinstance(placed, dict):
-        raise Refusal(f"{index} has no weight_map")
-    tensors = {}
-    for shard in sorted(set(placed.values()), key=str):
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise Refusal(f"{index} names {shard!r}; expected the plain name of a .safetensors file in the same folder")
+    placed, tensors = read_index(index, INDEX_LIMIT), {}
+    for shard in sorted(set(placed.values())):
         if not (folder / shard).exists():
             raise Refusal(f"{folder} lacks {shard}, which its index names; the download is not complete")
-        tensors[shard] = check_header(folder / shard)
+        tensors[shard] = read_header(folder / shard)
     if single.exists() and single.name not in tensors:
         raise Refusal(f"{folder} has {single.name} and an index that does not name it; engines differ in which they "
                       "read: remove one")
@@ -84,25 +78,6 @@ def check_weights(folder):
         if name not in tensors[shard]:
             raise Refusal(f"{index} places {name} in {shard}, which lacks it; index and shards are of different models")
     return [INDEX, *tensors]
-
-
-def check_header(path):
-    """The tensor names in a safetensors file whose header is whole and accounts for every byte behind it."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(HEADER_LIMIT, size - 8):
-            raise Refusal(f"{path} is no safetensors file: its header claims {length} bytes, the file has {size} "
-                          f"(limit of a header: {HEADER_LIMIT})")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise Refusal(f"{path} is no safetensors file: its header cannot be read ({error!r})") from None
-    if 8 + length + end != size:
-        raise Refusal(f"{path} has {size} bytes, its header describes {8 + length + end}; the file is not complete")
-    return header.keys()
 
 
 def check_text_files(folder):
@@ -160,17 +135,6 @@ def rope(text):
     found = text.get("rope_parameters") or {"rope_type": "default", **(text.get("rope_scaling") or {})}
     theta = found.get("full_attention", found).get("rope_theta") or text.get("rope_theta") or 10000.0
     return {"rope_parameters": found, "rope_theta": theta}
-
-
-def read_object(path):
-    """A JSON file that must hold an object."""
-    try:
-        value = files.read_json(path)
-    except ValueError as error:
-        raise Refusal(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Refusal(f"{path} holds a {type(value).__name__}; expected an object")
-    return value
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import save_file
 
 from stages import target as stage
-from stages.lib import files, smollm2, target
+from stages.lib import files, headers, smollm2, target
 from stages.lib.refusal import Refusal
 from tools import tiny_target
 
@@ -136,8 +136,8 @@ def test_an_unusable_folder_is_refused(here, spoil, said):
 
 def test_a_header_over_100_mb_is_refused_unread(here):
     with open("model/model.safetensors", "wb") as file:
-        file.write((stage.HEADER_LIMIT + 1).to_bytes(8, "little"))
-        file.truncate(stage.HEADER_LIMIT + 100)  # sparse: takes no room
+        file.write((headers.HEADER_LIMIT + 1).to_bytes(8, "little"))
+        file.truncate(headers.HEADER_LIMIT + 100)  # sparse: takes no room
     with pytest.raises(Refusal, match="limit of a header: 100000000"):
         stage.main()
 

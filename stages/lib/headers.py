@@ -99,10 +99,11 @@ def opened(path):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror}") from None
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise Refusal(f"{path} is not a regular file")
     with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise Refusal(f"{path} is not a regular file")
         yield file, about.st_size
 
 

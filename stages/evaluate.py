@@ -42,7 +42,7 @@ def main():
 
     # The boundaries are those that the pinned server captures for the exported ids: what is served, not what was meant.
     ids = files.read_json("data/export/config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    taps = rules.boundaries_captured(p.export.sglang, about["architecture"], ids)
+    taps = rules.boundaries_captured(p.export.sglang, about["architecture"], ids, about["num_hidden_layers"])
 
     # The target answers the evaluation prompts by itself; on a few it also decodes with the draft, for real.
     read = prompts.read(e.files, None, e.max_bad)

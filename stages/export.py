@@ -23,7 +23,7 @@ def main():
     if manifest["target"] != about["sha256"]:
         raise Refusal(f"data/draft was trained on target {manifest['target'][:12]}, data/target is {about['sha256'][:12]}; rerun train")
     weights = load_file("data/draft/draft.safetensors")
-    ids = rules.ids_to_write(p.export.sglang, about["architecture"], manifest["boundaries"])
+    ids = rules.ids_to_write(p.export.sglang, about["architecture"], manifest["boundaries"], about["num_hidden_layers"])
 
     out = state.begin("export")
     files.write_json(out / "config.json", config(drafts.Shape(**manifest["shape"]), about, ids, p.export.dtype))

@@ -35,7 +35,7 @@ def main():
     target_ids, draft_ids = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])
     in_vocabulary = draft_ids >= 0
 
-    draft = drafts.Draft(shape_of(about, states.manifest, p.draft), weights["embed"])
+    draft = drafts.Draft(drafts.shape_of(about, len(states.manifest["boundaries"]), len(d2t), p.draft.intermediate_size), weights["embed"])
     drafts.initialise(draft, p.train.init, weights["head"].float(), weights["norm"].float(), d2t, p.train.seed)
     head_rows = weights["head"][target_ids].to(torch.bfloat16 if p.train.autocast == "bfloat16" else torch.float32)
     optimizer = torch.optim.AdamW(draft.parameters(), lr=p.train.lr, betas=(0.9, 0.95), weight_decay=p.train.weight_decay)
@@ -117,15 +117,6 @@ def split(documents, share):
         raise Refusal(f"{len(documents)} documents and train.validation = {share} leave {len(training)} for training and "
                       f"{len(validation)} for validation; both need at least one: more prompts, or another share")
     return training, validation
-
-
-def shape_of(about, manifest, p):
-    """The draft's sizes: heads, norm and rope are the target's, so that one served target fits; width and vocabulary are params."""
-    return drafts.Shape(
-        hidden_size=about["hidden_size"], intermediate_size=p.intermediate_size, num_heads=about["num_attention_heads"],
-        num_kv_heads=about["num_key_value_heads"], head_dim=about["head_dim"], num_aux=len(manifest["boundaries"]),
-        target_hidden_size=manifest["hidden_size"], vocab_size=about["vocab_size"], draft_vocab_size=p.vocab_size,
-        rms_norm_eps=about["rms_norm_eps"], rope_theta=about["rope_theta"])
 
 
 def learning_rate(step, steps, p):

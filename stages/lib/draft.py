@@ -33,6 +33,15 @@ class Shape:
     as_dict = asdict
 
 
+def shape_of(about, num_aux, vocab_size, intermediate_size):
+    """The sizes of a draft for the target `about` (data/target's manifest): heads, norm and rope are the target's, so that one
+    served target fits; width of the MLP and size of the vocabulary are params."""
+    return Shape(hidden_size=about["hidden_size"], intermediate_size=intermediate_size, num_heads=about["num_attention_heads"],
+                 num_kv_heads=about["num_key_value_heads"], head_dim=about["head_dim"], num_aux=num_aux,
+                 target_hidden_size=about["hidden_size"], vocab_size=about["vocab_size"], draft_vocab_size=vocab_size,
+                 rms_norm_eps=about["rms_norm_eps"], rope_theta=about["rope_theta"])
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size, eps):
         super().__init__()

@@ -1,0 +1,138 @@
+"""One call for every check that needs no forward pass: is this draft folder what this server will run on this target?
+
+preflight, export, evaluate and tools/doctor all call `check`; there is no other copy of these rules.
+"""
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from stages.contract import config, identity, ids, launch, rules, tensors, vocabulary
+from stages.contract.faults import FAULTS, NOTES
+from stages.lib import files
+from stages.lib.refusal import Refusal
+
+PINNED = "0.5.15.post1"
+
+
+@dataclass(frozen=True)
+class Finding:
+    code: str
+    evidence: str
+    level: str = "fault"  # or "note": worth knowing, no reason to refuse
+
+    @property
+    def cause(self):
+        return FAULTS[self.code].cause
+
+    @property
+    def remedy(self):
+        return FAULTS[self.code].remedy
+
+    def __str__(self):
+        return f"{self.code} {self.cause}: {self.evidence}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """config: the target's config.json, a nested text_config laid over it. folder: where its files are, or None."""
+    config: dict
+    folder: Path | None = None
+
+    @property
+    def architecture(self):
+        return (self.config.get("architectures") or [None])[0]
+
+    @property
+    def num_layers(self):
+        return self.config["num_hidden_layers"]
+
+    @property
+    def hidden_size(self):
+        return self.config["hidden_size"]
+
+    @property
+    def vocab_size(self):
+        return self.config["vocab_size"]
+
+    @property
+    def end_tokens(self):
+        found = self.config.get("eos_token_id")
+        return [t for t in (found if isinstance(found, list) else [found]) if isinstance(t, int)]
+
+
+def target_of(folder):
+    """The Target in a model folder. Refusal when it has no usable config.json."""
+    folder = Path(folder)
+    try:
+        found = files.read_json(folder / "config.json")
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(f"{folder / 'config.json'} cannot be read ({error}); expected a target's folder") from None
+    nested = found.get("text_config") if isinstance(found, dict) else None
+    if isinstance(nested, dict):
+        found = {**found, **nested, "architectures": found.get("architectures")}
+    wanted = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
+    if lacking := [key for key in wanted if not (isinstance(found, dict) and found.get(key))]:
+        raise Refusal(f"{folder / 'config.json'} lacks {', '.join(lacking)}; expected a language model's config")
+    return Target(found, folder)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """version: of SGLang. flags: launch flags without dashes ({"tp-size": "2"}); {} when no launch line is known."""
+    version: str = PINNED
+    flags: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        first, *_, last = rules.versions()
+        try:
+            known = Version(first) <= Version(Version(self.version).public) <= Version(last)
+        except InvalidVersion:
+            known = False
+        if not known:
+            raise Refusal(f"no contract for SGLang {self.version}; the tables hold {first} to {last}, the pinned version is {PINNED}")
+
+
+def check(folder, target, engine):
+    """Findings, in the order of the table of faults; [] when nothing is wrong.
+
+    folder: contract.folder.Folder. Headers, config and the vocabulary map are read; no weight is.
+    """
+    found = list(_files(folder))
+    if wrong := config.wrong_kinds(folder.config):
+        found += [("EY-CONFIG-31", "; ".join(wrong))]
+    else:
+        read = config.read(folder.config, engine.version, engine.flags.get("dtype", "auto"))
+        parts = [config, ids, launch, identity]
+        # With a nested config all keys are missing, with a stale index the tensors are: those faults have been said.
+        if not isinstance(folder.config.get("transformer_layer_config"), dict) and not folder.index_misses:
+            parts += [tensors, vocabulary]
+        for part in parts:
+            found += part.faults(folder, read, target, engine)
+    return sorted_findings(found)
+
+
+def sorted_findings(found):
+    """Findings of (code, evidence[, level]) tuples, faults first, each in the order of the table."""
+    order = list(FAULTS)
+    made = [Finding(code, evidence, *(level or (["note"] if code in NOTES else []))) for code, evidence, *level in found]
+    return sorted(made, key=lambda f: (f.level != "fault", order.index(f.code)))
+
+
+def refuse(findings, what):
+    """A Refusal that lists every fault among `findings`; notes alone refuse nothing."""
+    wrong = [f for f in findings if f.level == "fault"]
+    if wrong:
+        raise Refusal(f"{what} breaks the serving contract:\n  " + "\n  ".join(map(str, wrong)))
+
+
+def _files(folder):
+    if folder.pickles:
+        yield "EY-FILE-01", ", ".join(folder.pickles[:4])
+    if folder.repeated:
+        yield "EY-FILE-04", "; ".join(f"{name} in {', '.join(names)}" for name, names in list(folder.repeated.items())[:3])
+    if folder.index_misses:
+        yield "EY-FILE-03", ", ".join(folder.index_misses[:4])
+    elif folder.left_out:
+        outside = sorted({header.file for header in folder.left_out.values()})
+        yield "EY-FILE-02", f"{', '.join(outside[:4])} with {len(folder.left_out)} tensors"

@@ -19,12 +19,13 @@ export DVC_NO_ANALYTICS := 1
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro smoke test lint lock
+.PHONY: help env repro preflight smoke test lint lock
 
 help:
 	@echo "make env                            build .venv (Python 3.12 or 3.11; PYTHON=... picks one,"
 	@echo "                                    TORCH_INDEX=... names an index that has CPU builds of torch)"
 	@echo "make repro [PROFILE=name] [ARGS=..] run the pipeline; a failed stage leaves the last good outputs in place"
+	@echo "make preflight [PROFILE=name]       check all that can be checked before the first answer is generated, in a minute"
 	@echo "make smoke                          the whole pipeline on a tiny random target, in a copy, in about a minute"
 	@echo "make test                           the tests"
 	@echo "make lint                           ruff"
@@ -39,6 +40,9 @@ $(STAMP): requirements/install.sh requirements/pip.txt requirements/cpu-py311.tx
 
 repro: $(STAMP)
 	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
+
+preflight: $(STAMP)
+	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) preflight $(ARGS)
 
 smoke: $(STAMP)
 	@$(VENV)/bin/python -m tools.smoke $(ARGS)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from stages.lib import (checkpoint, draft as drafts, files, loss, metrics, packing, params, progress, shards, state, target,
-                        verifier, vocabulary)
+                        verifier, vocabulary, warm_start)
 from stages.lib.refusal import Refusal, run
 
 
@@ -26,17 +26,23 @@ def main():
                       f"{about['sha256'][:12]}; rerun extract")
     if p.train.autocast not in ("bfloat16", "float32"):
         raise Refusal(f"train.autocast is {p.train.autocast!r}; expected bfloat16 or float32")
-    weights = target.head_and_norm(target.open_target())
+    folder = target.open_target()
+    weights = target.head_and_norm(folder)
 
     # The draft vocabulary comes from what is asked of the draft in training, never from the validation prompts.
     training, validation = split(states.manifest["documents"], p.train.validation)
     counts = vocabulary.count(states, training, about["vocab_size"])
-    d2t = vocabulary.choose(counts, p.draft.vocab_size)
+    if p.train.init in ("target", "random"):
+        d2t = vocabulary.choose(counts, p.draft.vocab_size)
+        shape = drafts.shape_of(about, len(states.manifest["boundaries"]), len(d2t), p.draft.intermediate_size)
+        draft = drafts.Draft(shape, weights["embed"])
+        drafts.initialise(draft, p.train.init, weights["head"].float(), weights["norm"].float(), d2t, p.train.seed)
+    else:
+        shape, start, d2t = warm_start.load(p.train.init, p.train.init_sha256, folder, states.manifest["boundaries"], p.draft)
+        draft = drafts.Draft(shape, weights["embed"])
+        draft.load_state_dict(start)
     target_ids, draft_ids = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])
     in_vocabulary = draft_ids >= 0
-
-    draft = drafts.Draft(drafts.shape_of(about, len(states.manifest["boundaries"]), len(d2t), p.draft.intermediate_size), weights["embed"])
-    drafts.initialise(draft, p.train.init, weights["head"].float(), weights["norm"].float(), d2t, p.train.seed)
     head_rows = weights["head"][target_ids].to(torch.bfloat16 if p.train.autocast == "bfloat16" else torch.float32)
     optimizer = torch.optim.AdamW(draft.parameters(), lr=p.train.lr, betas=(0.9, 0.95), weight_decay=p.train.weight_decay)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=p.train.autocast == "bfloat16")

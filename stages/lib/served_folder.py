@@ -31,6 +31,11 @@ def write(folder, shape, weights, about, boundaries, ids, dtype, **more):
         "rms_norm_eps": shape.rms_norm_eps, "norm_output": False, **more})
 
 
+def rounded(weights, dtype):
+    """The weights as the folder will give them back, in fp32 and without the map: what the trainer's forward is compared with."""
+    return {name: w.to(DTYPES[dtype]).float() for name, w in weights.items() if name != "d2t"}
+
+
 def digest(d2t):
     """sha256 of the map's int64 bytes: what tells two draft vocabularies apart."""
     return hashlib.sha256(d2t.long().contiguous().numpy().tobytes()).hexdigest()

@@ -130,15 +130,15 @@ def inside(workspace, monkeypatch):
 
 # key, new value, the stages that `dvc repro` must run. Each starts from the finished pipeline.
 LONG_CASES = [
-    ("capture.offset", 0, ["extract", "train", "export", "evaluate"]),
+    ("capture.offset", 0, ["preflight", "extract", "train", "export", "evaluate"]),
     ("train.lr", 0.002, ["train", "export", "evaluate"]),
 ]
 SHORT_CASES = [
     ("exec.workers", 3, []),
     ("evaluate.seed", 1, ["evaluate"]),
-    ("export.dtype", "float32", ["export", "evaluate"]),
+    ("export.dtype", "float16", ["preflight", "export", "evaluate"]),
     # These two leave the stage's bytes as they are, so that nothing after it has a reason to run.
-    ("prompts.max_bad", 0.5, ["generate"]),
+    ("prompts.max_bad", 0.5, ["preflight", "generate"]),
     ("target.sha256", None, ["target"]),  # pins the digest that the target has
 ]
 

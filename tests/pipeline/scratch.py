@@ -12,7 +12,7 @@ from tools import workspace
 from tools.repro import overlay
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("target", "generate", "extract", "train", "export", "evaluate")
+STAGES = ("target", "preflight", "generate", "extract", "train", "export", "evaluate")
 # Over profiles/smoke.yaml: enough blocks, shards and steps that a kill falls between them, and fewer evaluation prompts.
 FINER = {
     "generate": {"max_new_tokens": 16, "block": 2},

@@ -10,21 +10,23 @@ from tests.pipeline import scratch
 from tests.pipeline.conftest import LONG_CASES, SHORT_CASES
 from tools.report import changed as stale_of
 
-TARGET, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name in scratch.STAGES)
+TARGET, PREFLIGHT, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name in scratch.STAGES)
 
-# Which stages a key makes stale by itself. What comes after them follows from their outputs.
+# Which stages a key makes stale by itself. What comes after them follows from their outputs; preflight's has constant bytes.
 TABLE = {
     "target": (TARGET, "source name revision sha256"),
-    "engine": (GENERATE | EXTRACT | EVALUATE, "name version dtype threads"),
-    "prompts": (GENERATE, "files limit max_tokens max_bad"),
-    "generate": (GENERATE, "max_new_tokens temperature top_p seed batch block cut max_cut"),
-    "capture": (EXTRACT, "layer_ids offset"),
-    "extract": (EXTRACT, "dtype batch_tokens shard_tokens probe_rows"),
-    "draft": (TRAIN, "vocab_size intermediate_size"),
-    "train": (TRAIN, "init validation epochs lr warmup weight_decay clip ttt_steps step_decay stop_at_oov pack_tokens "
-                     "batch_packs autocast threads evals seed"),
-    "export": (EXPORT, "dtype"),
-    "export ": (EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
+    "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads"),
+    "prompts": (PREFLIGHT | GENERATE, "files limit max_tokens max_bad"),
+    "generate": (GENERATE, "temperature top_p seed block cut max_cut"),
+    "generate ": (PREFLIGHT | GENERATE, "max_new_tokens batch"),  # the plan's size
+    "capture": (PREFLIGHT | EXTRACT, "layer_ids offset"),
+    "extract": (EXTRACT, "batch_tokens shard_tokens probe_rows"),
+    "extract ": (PREFLIGHT | EXTRACT, "dtype"),
+    "draft": (PREFLIGHT | TRAIN, "vocab_size intermediate_size"),
+    "train": (TRAIN, "init init_sha256 validation lr warmup weight_decay clip step_decay stop_at_oov pack_tokens batch_packs evals seed"),
+    "train ": (PREFLIGHT | TRAIN, "epochs ttt_steps autocast threads"),
+    "export": (PREFLIGHT | EXPORT, "dtype"),
+    "export ": (PREFLIGHT | EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
     "evaluate": (EVALUATE, "files max_tokens max_new_tokens max_bad blocks batch chains distinct decode_rows "
                            "decode_tokens bootstrap seed"),
     "exec": (set(), "workers save_minutes max_hours"),

@@ -1,0 +1,155 @@
+"""Why does this draft not accept? One command for a draft folder of any trainer.
+
+    python -m tools.doctor DRAFT --target T [--sglang VERSION] [--launch LINE] [--trained-on outputs|boundaries]
+                           [--states DIR | --traces FILE] [--search] [--static] [--fix OUT] [--json]
+
+Static checks read headers and config.json alone. With the target's weights at hand the draft is also run: the target answers a few
+prompts, and the draft is replayed on the answers as the server would run it. Exit code 0: nothing wrong; 1: faults; 2: cannot judge.
+"""
+from stages.lib import cpu  # noqa: F401  before torch
+import argparse
+import json
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from stages.contract import check, dialects, identity, launch
+from stages.contract.folder import open_folder
+from stages.lib import files
+from stages.lib.refusal import Refusal
+
+HEALTHY, FAULTY, CANNOT_JUDGE = 0, 1, 2
+
+
+def main():
+    options = parse()
+    try:
+        report = examine(options)
+    except Refusal as refusal:
+        if options.json:
+            print(json.dumps({"draft": str(options.draft), "healthy": None, "cannot_judge": str(refusal)}))
+        else:
+            print(f"cannot judge: {refusal}", file=sys.stderr)
+        sys.exit(CANNOT_JUDGE)
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    sys.exit(HEALTHY if report["healthy"] else FAULTY)
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="python -m tools.doctor", description="Why does this draft not accept?",
+                                     epilog="exit code 0: nothing wrong, 1: faults, 2: cannot judge")
+    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the folder that the server is given: Eyrie's, SpecForge's, speculators', "
+                        "EAGLE's or ModelOpt's")
+    parser.add_argument("--target", type=Path, required=True, metavar="T", help="the target's folder; its config.json is enough for the "
+                        "static checks")
+    parser.add_argument("--sglang", default=check.PINNED, metavar="VERSION", help="the server's version (default %(default)s)")
+    parser.add_argument("--launch", metavar="LINE", help="the server's launch line, or @FILE with it: checks its flags too")
+    parser.add_argument("--trained-on", choices=("outputs", "boundaries"), help="what the ids in the config mean: outputs of layers (the usual), "
+                        "or boundaries, the inputs of layers (speculators)")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--states", type=Path, metavar="DIR", help="Eyrie's data/states: which boundary is each chunk?")
+    data.add_argument("--traces", type=Path, metavar="FILE", help="traces (a .jsonl file or their folder) to take answers from")
+    parser.add_argument("--search", action="store_true", help="try the conventions that a trainer may have used, ranked by acceptance length")
+    parser.add_argument("--static", action="store_true", help="headers and configs only")
+    parser.add_argument("--answers", type=int, default=8, metavar="N", help="answers to replay (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="tokens of each answer that are used (default %(default)s)")
+    parser.add_argument("--fix", type=Path, metavar="OUT", help="write a corrected copy if the faults are ones of layout")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser.parse_args()
+
+
+def examine(options):
+    """The whole report as a dict. Refusal when the draft, the target, the version or the data cannot be judged."""
+    started = time.monotonic()
+    engine = check.Engine(options.sglang, launch_flags(options.launch))
+    folder, target = open_folder(options.draft), check.target_of(options.target)
+    trainer, learned = dialects.trainer_of(folder), record(folder, options.trained_on)
+    findings = check.check(folder, target, engine)
+    report = {"draft": str(options.draft), "target": str(options.target), "architecture": target.architecture, "sglang": options.sglang,
+              "trainer": trainer or "unknown", "trained_on": learned, "figures": {}, "said": []}
+    wrong = any(f.level == "fault" for f in findings)
+    if options.static:
+        report["said"].append("numeric checks were not asked for (--static)")
+    elif not list(options.target.glob("*.safetensors")):
+        report["said"].append(f"numeric checks need the target's weights, {options.target} has none")
+    elif wrong and not options.search:
+        report["said"].append("numeric checks wait until the faults above are gone (--search tries other conventions all the same)")
+    else:
+        from tools import doctor_numeric  # torch and transformers take seconds to import; the static checks need neither model
+        findings += doctor_numeric.examine(folder, target, engine, options, report, wrong)
+    if options.fix:
+        report["fix"] = fix(folder, target, engine, options.fix)
+    report["findings"] = [{"code": f.code, "level": f.level, "cause": f.cause, "evidence": f.evidence, "remedy": f.remedy} for f in findings]
+    report["healthy"] = not any(f.level == "fault" for f in findings)
+    report["seconds"] = round(time.monotonic() - started, 1)
+    return report
+
+
+def launch_flags(text):
+    if not text:
+        return {}
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise Refusal(f"the launch line cannot be read: {error}") from None
+    return launch.parse(text)
+
+
+def record(folder, trained_on):
+    """Fill folder.training where the draft brings no record of its own; returns in words where the knowledge is from.
+
+    Ids that mean outputs of layers name the boundaries one higher.
+    """
+    if folder.training and folder.training.get("boundaries"):
+        return f"boundaries {folder.training['boundaries']} (training.json)"
+    ids, found = dialects.layer_ids(folder), trained_on or dialects.ids_convention(folder)
+    if not ids or not found:
+        return "not known: no record, and the ids' meaning was not given (--trained-on)"
+    boundaries = [i + 1 for i in ids] if found == "outputs" else list(ids)
+    folder.training = {**(folder.training or {}), "boundaries": boundaries}
+    return f"boundaries {boundaries} (ids {ids} as {found}, {'as given' if trained_on else 'as this trainer writes them'})"
+
+
+def fix(folder, target, engine, out):
+    """Write the corrected folder and judge it; what was changed, what cannot be."""
+    boundaries = (folder.training or {}).get("boundaries")
+    changes, cannot = dialects.write_fixed(folder, out, target, engine, boundaries)
+    left = []
+    if changes:
+        fixed = open_folder(out)
+        fixed.training = fixed.training or folder.training
+        left = [f.code for f in check.check(fixed, target, engine) if f.level == "fault"]
+    return {"out": str(out) if changes else None, "changes": changes, "cannot": cannot, "faults_left": left}
+
+
+def as_text(report):
+    """The same for people: what was looked at, a block for each finding, what comes next."""
+    lines = [f"draft    {report['draft']} (by {report['trainer']})", f"target   {report['architecture']}, {report['target']}",
+             f"engine   SGLang {report['sglang']}", f"trained  on {report['trained_on']}"]
+    lines += [f"{name:<8} {value}" for name, value in report["figures"].items()]
+    for finding in report["findings"]:
+        lines += ["", f"{finding['code']}{' (note)' if finding['level'] == 'note' else ''}  {finding['cause']}"]
+        lines += [wrapped("found: " + finding["evidence"]), wrapped("do:    " + finding["remedy"])]
+    if report.get("search"):
+        lines += ["", "convention                                       tau   difference to the served one"]
+        lines += [f"{row['name']:<46} {row['tau']:5.3f}   {row['difference']:+.3f} [{row['lo']:+.3f}, {row['hi']:+.3f}]" for row in report["search"]]
+    if report.get("fix"):
+        lines += ["", f"fixed: {report['fix']['out'] or 'nothing to fix'}"]
+        lines += [wrapped(f"changed: {change}") for change in report["fix"]["changes"]]
+        lines += [wrapped(f"cannot: {sentence}") for sentence in report["fix"]["cannot"]]
+        if report["fix"]["faults_left"]:
+            lines.append(wrapped(f"still wrong: {', '.join(report['fix']['faults_left'])}"))
+    lines += [""] + [wrapped(sentence, "") for sentence in report["said"]]
+    count = sum(f["level"] == "fault" for f in report["findings"])
+    lines.append(f"{'healthy' if report['healthy'] else f'{count} fault' + ('s' if count > 1 else '')} ({report['seconds']} s)")
+    return "\n".join(lines)
+
+
+def wrapped(text, indent="    "):
+    return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=indent + ("       " if indent else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,16 +10,18 @@ import time
 
 import torch
 
-from stages.contract import check, probes, rules
+from stages.contract import check, config, dialects, probes, rules
 from stages.contract.folder import open_folder
 from stages.contract.forward import ServedDraft
 from stages.engines.transformers_engine import Engine
 from stages.lib import (budget, capture, chat, draft as drafts, files, loss, packing, params, parity, progress, prompts,
-                        served_folder, shards, state, target, vocabulary)
+                        served_folder, shards, state, target, vocabulary, warm_start)
 from stages.lib.refusal import Refusal, run
 
 SAMPLE = 64        # prompts that the plan's lengths are taken from
 NEW_TOKENS = 8     # of each answer in the timed batch
+# A draft may go on for a target that was tuned further or has another template; with another tokenizer ids mean other words.
+RETARGETED = ("EY-TARGET-02", "EY-TARGET-03")
 PARITY_ROWS = 8    # of that batch, compared with a plain forward
 
 
@@ -40,6 +42,9 @@ def main():
     draft.load_state_dict(served_folder.rounded(tensors, p.export.dtype))
     served = ServedDraft(out, draft.embed, weights["head"].float(), version=p.export.sglang)
     findings += check.sorted_findings(probes.forward(draft, served))
+
+    if p.train.init not in warm_start.FRESH:
+        findings += start_of(p, about, folder, taps)
 
     # The target's own side: its words, its states, and how fast it gives them.
     read = prompts.read(p.prompts.files, p.prompts.limit, p.prompts.max_bad)
@@ -80,6 +85,31 @@ def untrained(about, num_aux, p, embed):
     draft = drafts.Draft(drafts.shape_of(about, num_aux, p.vocab_size, p.intermediate_size), embed)
     drafts.initialise(draft, "random", None, None, d2t, 0)
     return draft, d2t
+
+
+def start_of(p, about, folder, taps):
+    """Findings on the draft that training is to go on from; a Refusal for what this trainer does not build."""
+    init = warm_start.opened(p.train.init, p.train.init_sha256)
+    known = dialects.learn(init)
+    trained = (init.training or {}).get("boundaries")
+    if trained != taps:
+        raise Refusal(f"train.init {p.train.init}: trained on {known}, the plan captures the boundaries {taps}; set capture.layer_ids to its "
+                      "boundaries, or write them into its training.json where nothing records them")
+    engine = check.Engine(p.export.sglang)
+    findings = [f for f in check.check(init, check.target_of(folder), engine) if f.code not in RETARGETED]
+    if any(f.level == "fault" for f in findings):
+        print(f"preflight: train.init is not ready; if the faults are ones of layout: python -m tools.doctor {p.train.init} --target "
+              f"{folder} --fix OUT, and set train.init to OUT", flush=True)
+        return findings
+    read = config.read(init.config, engine.version)
+    odd = {f"architectures {read.architecture}": read.mla, f"{read.num_hidden_layers} layers": read.num_hidden_layers != 1,
+           "fc_norm": read.fc_norm or read.use_aux_norm, "norm_output": read.norm_output, "rope scaling": bool(read.rope), "a bias": read.bias,
+           "the target's head": not read.loads_head, "another width than the target": read.hidden_size != about["hidden_size"]}
+    if any(odd.values()):
+        raise Refusal(f"train.init {p.train.init} has {', '.join(name for name, found in odd.items() if found)}, which this trainer does "
+                      "not build")
+    warm_start.load(p.train.init, p.train.init_sha256, about, taps, p.draft)
+    return findings
 
 
 def answer_a_few(engine, tok, rows, p, stop_ids):

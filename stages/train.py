@@ -26,19 +26,18 @@ def main():
                       f"{about['sha256'][:12]}; rerun extract")
     if p.train.autocast not in ("bfloat16", "float32"):
         raise Refusal(f"train.autocast is {p.train.autocast!r}; expected bfloat16 or float32")
-    folder = target.open_target()
-    weights = target.head_and_norm(folder)
+    weights = target.head_and_norm(target.open_target())
 
     # The draft vocabulary comes from what is asked of the draft in training, never from the validation prompts.
     training, validation = split(states.manifest["documents"], p.train.validation)
     counts = vocabulary.count(states, training, about["vocab_size"])
-    if p.train.init in ("target", "random"):
+    if p.train.init in warm_start.FRESH:
         d2t = vocabulary.choose(counts, p.draft.vocab_size)
         shape = drafts.shape_of(about, len(states.manifest["boundaries"]), len(d2t), p.draft.intermediate_size)
         draft = drafts.Draft(shape, weights["embed"])
         drafts.initialise(draft, p.train.init, weights["head"].float(), weights["norm"].float(), d2t, p.train.seed)
     else:
-        shape, start, d2t = warm_start.load(p.train.init, p.train.init_sha256, folder, states.manifest["boundaries"], p.draft)
+        shape, start, d2t = warm_start.load(p.train.init, p.train.init_sha256, about, states.manifest["boundaries"], p.draft)
         draft = drafts.Draft(shape, weights["embed"])
         draft.load_state_dict(start)
     target_ids, draft_ids = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages import export, extract
+from stages import extract
 from stages.contract.forward import ServedDraft
 from stages.engines.transformers_engine import Engine
-from stages.lib import draft as drafts, files, loss, packing, shards, traces, vocabulary
+from stages.lib import draft as drafts, files, loss, packing, served_folder, shards, traces, vocabulary
 
 VOCAB, SIZE, HEADS, KV_HEADS = 200, 48, 4, 2
 PROMPTS, PROMPT, ANSWER = 40, 8, 24
@@ -55,6 +54,8 @@ def tiny_target(folder, layers=6, seed=1, tied=False):
     if tied:
         model.get_input_embeddings().weight.data.mul_(TIED)
     model.save_pretrained(folder)
+    # A server takes float32 for float16; the weights themselves stay as they are, for exact comparisons.
+    files.write_json(folder / "config.json", {**files.read_json(folder / "config.json"), "dtype": "bfloat16"})
     return folder
 
 
@@ -120,10 +121,11 @@ def healthy(folder, boundaries=(1, 3, 5), layers=6, tied=False, draft_vocab=150,
     states = states_on_disk(folder / "states", engine, answers, list(boundaries))
     d2t = vocabulary.choose(vocabulary.count(states, range(len(answers)), VOCAB), draft_vocab or VOCAB)
     draft = train(states, engine, d2t, len(boundaries), steps, ttt, theta=theta)
-    about = {"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM"}
+    about = {"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM", "sha256": "0" * 64,
+             "files": {path.name: files.sha256(path) for path in sorted((folder / "target").iterdir())}}
     out = folder / "export"
     out.mkdir()
-    files.write_json(out / "config.json", export.config(draft.shape, about, [b - 1 for b in boundaries], "float32"))
-    save_file({**{n: p.detach().clone() for n, p in draft.named_parameters()}, "d2t": d2t}, out / "model.safetensors")
+    served_folder.write(out, draft.shape, {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}, about, boundaries,
+                        [b - 1 for b in boundaries], "bfloat16")
     return Healthy(folder / "target", out, folder / "states", traces_on_disk(folder / "traces", answers), list(boundaries), layers,
                    answers, engine, about)

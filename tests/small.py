@@ -1,9 +1,7 @@
 """Small real things that several tests share: a random draft, states of random documents, an exported folder."""
 import torch
-from safetensors.torch import save_file
 
-from stages import export
-from stages.lib import draft as drafts, files, shards
+from stages.lib import draft as drafts, served_folder, shards
 
 VOCAB, SIZE, AUX = 50, 16, 3
 
@@ -29,13 +27,14 @@ def random_draft(seed=0, **changes):
     return draft.eval(), offsets(s.draft_vocab_size, s.vocab_size, seed)
 
 
-ABOUT = {"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM"}
+ABOUT = {"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM", "sha256": "0" * 64,
+         "files": {}}
 
 
 def exported(folder, draft, d2t, ids=(1, 2, 3)):
     """The folder that export writes for this draft, in fp32."""
-    files.write_json(folder / "config.json", export.config(draft.shape, ABOUT, list(ids), "float32"))
-    save_file({**{n: p.detach().clone() for n, p in draft.named_parameters()}, "d2t": d2t}, folder / "model.safetensors")
+    weights = {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}
+    served_folder.write(folder, draft.shape, weights, ABOUT, [i + 1 for i in ids], list(ids), "float32")
     return folder
 
 

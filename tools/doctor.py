@@ -14,9 +14,8 @@ import textwrap
 import time
 from pathlib import Path
 
-from stages.contract import check, dialects, identity, launch
+from stages.contract import check, dialects, launch
 from stages.contract.folder import open_folder
-from stages.lib import files
 from stages.lib.refusal import Refusal
 
 HEALTHY, FAULTY, CANNOT_JUDGE = 0, 1, 2
@@ -39,18 +38,17 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(prog="python -m tools.doctor", description="Why does this draft not accept?",
                                      epilog="exit code 0: nothing wrong, 1: faults, 2: cannot judge")
-    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the folder that the server is given: Eyrie's, SpecForge's, speculators', "
-                        "EAGLE's or ModelOpt's")
+    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the folder that the server is given, by whatever trainer")
     parser.add_argument("--target", type=Path, required=True, metavar="T", help="the target's folder; its config.json is enough for the "
                         "static checks")
     parser.add_argument("--sglang", default=check.PINNED, metavar="VERSION", help="the server's version (default %(default)s)")
     parser.add_argument("--launch", metavar="LINE", help="the server's launch line, or @FILE with it: checks its flags too")
-    parser.add_argument("--trained-on", choices=("outputs", "boundaries"), help="what the ids in the config mean: outputs of layers (the usual), "
-                        "or boundaries, the inputs of layers (speculators)")
+    parser.add_argument("--trained-on", choices=("outputs", "boundaries"), help="what the ids in the config mean: outputs of layers, or "
+                        "boundaries (the inputs of layers); default: what its trainer writes, where that is known")
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--states", type=Path, metavar="DIR", help="Eyrie's data/states: which boundary is each chunk?")
-    data.add_argument("--traces", type=Path, metavar="FILE", help="traces (a .jsonl file or their folder) to take answers from")
-    parser.add_argument("--search", action="store_true", help="try the conventions that a trainer may have used, ranked by acceptance length")
+    data.add_argument("--traces", type=Path, metavar="FILE", help="a .jsonl file of traces, or their folder, to take answers from")
+    parser.add_argument("--search", action="store_true", help="try the conventions that a trainer may have used, ranked by tau")
     parser.add_argument("--static", action="store_true", help="headers and configs only")
     parser.add_argument("--answers", type=int, default=8, metavar="N", help="answers to replay (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="tokens of each answer that are used (default %(default)s)")
@@ -64,7 +62,7 @@ def examine(options):
     started = time.monotonic()
     engine = check.Engine(options.sglang, launch_flags(options.launch))
     folder, target = open_folder(options.draft), check.target_of(options.target)
-    trainer, learned = dialects.trainer_of(folder), record(folder, options.trained_on)
+    trainer, learned = dialects.trainer_of(folder), dialects.learn(folder, options.trained_on)
     findings = check.check(folder, target, engine)
     report = {"draft": str(options.draft), "target": str(options.target), "architecture": target.architecture, "sglang": options.sglang,
               "trainer": trainer or "unknown", "trained_on": learned, "figures": {}, "said": []}
@@ -76,11 +74,12 @@ def examine(options):
     elif wrong and not options.search:
         report["said"].append("numeric checks wait until the faults above are gone (--search tries other conventions all the same)")
     else:
-        from tools import doctor_numeric  # torch and transformers take seconds to import; the static checks need neither model
+        from tools import doctor_numeric  # here: transformers takes seconds to import
         findings += doctor_numeric.examine(folder, target, engine, options, report, wrong)
     if options.fix:
         report["fix"] = fix(folder, target, engine, options.fix)
-    report["findings"] = [{"code": f.code, "level": f.level, "cause": f.cause, "evidence": f.evidence, "remedy": f.remedy} for f in findings]
+    report["findings"] = [{"code": f.code, "level": f.level, "cause": f.cause, "evidence": f.evidence, "remedy": f.remedy}
+                          for f in findings]
     report["healthy"] = not any(f.level == "fault" for f in findings)
     report["seconds"] = round(time.monotonic() - started, 1)
     return report
@@ -95,21 +94,6 @@ def launch_flags(text):
         except (OSError, ValueError) as error:
             raise Refusal(f"the launch line cannot be read: {error}") from None
     return launch.parse(text)
-
-
-def record(folder, trained_on):
-    """Fill folder.training where the draft brings no record of its own; returns in words where the knowledge is from.
-
-    Ids that mean outputs of layers name the boundaries one higher.
-    """
-    if folder.training and folder.training.get("boundaries"):
-        return f"boundaries {folder.training['boundaries']} (training.json)"
-    ids, found = dialects.layer_ids(folder), trained_on or dialects.ids_convention(folder)
-    if not ids or not found:
-        return "not known: no record, and the ids' meaning was not given (--trained-on)"
-    boundaries = [i + 1 for i in ids] if found == "outputs" else list(ids)
-    folder.training = {**(folder.training or {}), "boundaries": boundaries}
-    return f"boundaries {boundaries} (ids {ids} as {found}, {'as given' if trained_on else 'as this trainer writes them'})"
 
 
 def fix(folder, target, engine, out):
@@ -134,7 +118,8 @@ def as_text(report):
         lines += [wrapped("found: " + finding["evidence"]), wrapped("do:    " + finding["remedy"])]
     if report.get("search"):
         lines += ["", "convention                                       tau   difference to the served one"]
-        lines += [f"{row['name']:<46} {row['tau']:5.3f}   {row['difference']:+.3f} [{row['lo']:+.3f}, {row['hi']:+.3f}]" for row in report["search"]]
+        lines += [f"{row['name']:<46} {row['tau']:5.3f}   {row['difference']:+.3f} [{row['lo']:+.3f}, {row['hi']:+.3f}]"
+                  for row in report["search"]]
     if report.get("fix"):
         lines += ["", f"fixed: {report['fix']['out'] or 'nothing to fix'}"]
         lines += [wrapped(f"changed: {change}") for change in report["fix"]["changes"]]

@@ -174,7 +174,9 @@ def _states(config, read, target, engine, training):
         yield "EY-CONFIG-26", f"num_aux_hidden_states {read.num_aux_hidden_states}, {len(read.ids)} ids"
     if read.use_aux and read.num_aux == 1 and read.target_hidden_size == read.hidden_size:
         yield "EY-CONFIG-30", f"one state of width {read.target_hidden_size}, and the draft's hidden_size is {read.hidden_size}"
-    if read.target_hidden_size != target.hidden_size:
+    if config.get("target_hidden_size", 0) is None:
+        yield "EY-CONFIG-12", "target_hidden_size is null: a TypeError at start"
+    elif read.target_hidden_size != target.hidden_size:
         absent = "" if config.get("target_hidden_size") else " (absent: hidden_size)"
         yield "EY-CONFIG-12", f"{read.target_hidden_size}{absent}, the target has {target.hidden_size}"
 

@@ -542,3 +542,24 @@ def _count(value):
 
 def _some(names):
     return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+
+
+def learn(folder, trained_on=None):
+    """Note in folder.training what the draft was trained on, where no record says it; returns in words how that is known.
+
+    trained_on: what the ids in its config mean, "outputs" of layers or "boundaries"; None: as its trainer writes them. An output
+    of layer i is boundary i + 1.
+    """
+    if recorded := (folder.training or {}).get("boundaries"):
+        return f"boundaries {recorded} (training.json)"
+    ids, meaning = layer_ids(folder), trained_on or ids_convention(folder)
+    if not ids or not meaning:
+        return "not known: no record, and what the ids mean was not given (--trained-on)"
+    folder.training = {**(folder.training or {}), "boundaries": [i + 1 for i in ids] if meaning == "outputs" else list(ids)}
+    how = "as given" if trained_on else f"as {trainer_of(folder)} writes them"
+    return f"boundaries {folder.training['boundaries']} (ids {ids} as {meaning}, {how})"
+
+
+def layer_ids(folder):
+    """The ids in the config, wherever they stand, or None."""
+    return _ids(_dict(folder.config, "eagle_config").get(IDS)) or _ids(folder.config.get(IDS))

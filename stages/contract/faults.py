@@ -549,6 +549,11 @@ FAULTS = {
         "alpha_1 fine, later ones collapse",
         "feed back the state before the final norm, at the next position",
         "contract 3.3; sglang#25015"),
+    "EY-FORWARD-03": Fault(
+        "what fc gives to the draft differs between trainer and server",
+        "the fusion of the states is bypassed or fed with another width",
+        "as many boundaries as fc has chunks, and more than one of the draft's own width",
+        "models/llama_eagle3.py:213-221; contract 3.3"),
     "EY-TAU-01": Fault(
         "the draft accepts nothing offline although nothing else is wrong",
         "tau 1.00",

@@ -26,7 +26,7 @@ def write(folder, shape, weights, about, boundaries, ids, dtype, **more):
     save_file({name: w.contiguous() if name == "d2t" else w.to(DTYPES[dtype]).contiguous() for name, w in weights.items()},
               folder / "model.safetensors", {"format": "pt"})
     files.write_json(folder / "training.json", {
-        "trainer": "eyrie", "boundaries": list(boundaries), "target": about["sha256"], "target_files": about["files"],
+        "trainer": "Eyrie", "boundaries": list(boundaries), "target": about["sha256"], "target_files": about["files"],
         "vocabulary": digest(weights["d2t"]), "rope_theta": shape.rope_theta, "rope_scaling": {},
         "rms_norm_eps": shape.rms_norm_eps, "norm_output": False, **more})
 

@@ -16,13 +16,17 @@ def dump(rows):
 
 def read(directory="data/traces"):
     """All rows, in the order of the prompt files. A line that is no complete row is a Refusal naming file and line."""
+    return [row for path in sorted(Path(directory).glob("traces-*.jsonl")) for row in read_file(path)]
+
+
+def read_file(path):
+    """The rows of one file."""
     rows = []
-    for path in sorted(Path(directory).glob("traces-*.jsonl")):
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    row = json.loads(line)
-                    rows.append({**row, "prompt_ids": row["prompt_ids"], "response_ids": row["response_ids"]})
-                except (ValueError, KeyError, TypeError) as error:
-                    raise Refusal(f"{path}:{number} is not a trace ({error!r}); rerun generate: dvc repro -f generate") from None
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                rows.append({**row, "prompt_ids": row["prompt_ids"], "response_ids": row["response_ids"]})
+            except (ValueError, KeyError, TypeError) as error:
+                raise Refusal(f"{path}:{number} is not a trace ({error!r}); rerun generate: dvc repro -f generate") from None
     return rows

@@ -23,8 +23,8 @@ TABLE = {
     "extract": (EXTRACT, "batch_tokens shard_tokens probe_rows"),
     "extract ": (PREFLIGHT | EXTRACT, "dtype"),
     "draft": (PREFLIGHT | TRAIN, "vocab_size intermediate_size"),
-    "train": (TRAIN, "init init_sha256 validation lr warmup weight_decay clip step_decay stop_at_oov pack_tokens batch_packs evals seed"),
-    "train ": (PREFLIGHT | TRAIN, "epochs ttt_steps autocast threads"),
+    "train": (TRAIN, "validation lr warmup weight_decay clip step_decay stop_at_oov pack_tokens batch_packs evals seed"),
+    "train ": (PREFLIGHT | TRAIN, "init init_sha256 epochs ttt_steps autocast threads"),
     "export": (PREFLIGHT | EXPORT, "dtype"),
     "export ": (PREFLIGHT | EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
     "evaluate": (EVALUATE, "files max_tokens max_new_tokens max_bad blocks batch chains distinct decode_rows "

@@ -1,0 +1,134 @@
+"""The doctor's second half: the target and the draft are run. See tools/doctor.py for the command."""
+from stages.lib import cpu  # noqa: F401  before torch
+from pathlib import Path
+
+import torch
+import transformers
+
+from stages.contract import check, config, identity, ids, probes, search, states, tensors
+from stages.contract.forward import ServedDraft
+from stages.engines.transformers_engine import Engine
+from stages.lib import chat, files, metrics, progress, prompts, shards, target as targets, traces, verifier
+from stages.lib.refusal import Refusal
+
+PROMPTS = Path(__file__).resolve().parents[1] / "data/prompts/eval"
+SETS = ("chat.jsonl", "maths.jsonl", "code.jsonl", "rewriting.jsonl")
+
+
+def examine(folder, target, engine, options, report, wrong):
+    """Findings of the numeric checks; figures and sentences go into `report`. wrong: there are static faults, so only search."""
+    own = targets.head_and_norm(target.folder)
+    embed, head = own["embed"].float(), own["head"].float()
+    found = [] if wrong else [*check.values(folder, engine), *identity.weights(folder, target)]
+    names = [name for name in folder.tensors if name.endswith("embed_tokens.weight")]
+    read = config.read(folder.config, engine.version, engine.flags.get("dtype", "auto"))
+    if read.target_hidden_size == read.hidden_size:  # else the draft keeps its own
+        found += probes.embedding({name: folder.read(name) for name in names}, embed)
+    try:
+        served = ServedDraft((folder.config, {name: folder.read(name) for name in folder.tensors}), embed, head, engine.version)
+    except Refusal as refusal:
+        report["said"].append(f"the draft cannot be run: {refusal}")
+        return check.sorted_findings(found)
+    boundaries = ids.captured(engine.version, target, read.ids) or (folder.training or {}).get("boundaries")
+    model = load(target, options)
+    if not boundaries or len(boundaries) != read.num_aux:
+        report["said"].append(f"the draft cannot be run: the server captures the boundaries {boundaries}, fc takes {read.num_aux} states")
+        return check.sorted_findings(found)
+
+    answers, where = answers_for(options, model, target)
+    report["figures"]["answers"] = f"{len(answers)} of {sum(len(r) for _, r in answers)} tokens in all, {where}"
+    if options.states and not wrong:
+        found += states.of_states(options.states, model)
+    placed, _ = tensors.placed(folder, read, engine.version)
+    if "d2t" in placed and not wrong:
+        found += probes.coverage(folder.read(placed["d2t"]), answers)
+    if options.search:
+        with progress.bar("search", None, "convention") as bar:
+            rows = search.search(served, model, boundaries, answers, tick=lambda name: bar.update(1))
+        found += search.verdict(rows)
+        report["search"] = [{"name": row.name, "change": row.change, "tau": round(row.tau, 3), "difference": round(row.difference, 3),
+                             "lo": round(row.lo, 3), "hi": round(row.hi, 3)} for row in rows]
+        histograms = None
+        report["figures"]["offline"] = f"tau {rows[0].tau:.3f} as served, chain {verifier.HEADLINE_CHAIN}"
+    else:
+        as_served = search.Convention("as served", "served", "nothing", served, list(boundaries))
+        histograms = [search.histogram(as_served, prompt + response, len(prompt), candidates(model, prompt + response),
+                                       verifier.HEADLINE_CHAIN) for prompt, response in answers]
+        found += probes.acceptance(histograms)
+        t = metrics.tau_with_interval(histograms, 1000, 0)
+        report["figures"]["offline"] = f"tau {t['tau']} [{t['tau_lo']}, {t['tau_hi']}], n {t['n']}, chain {verifier.HEADLINE_CHAIN}, T=0"
+    return check.sorted_findings(found)
+
+
+def load(target, options):
+    """The target in bf16, or fp32 if its config says so."""
+    named = target.config.get("dtype") or target.config.get("torch_dtype")
+    dtype = "float32" if named == "float32" else "bfloat16"
+    try:
+        return Engine(target.folder, transformers.__version__, dtype, torch.get_num_threads())
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise Refusal(f"the target in {target.folder} cannot be run here ({str(error).splitlines()[0]:.200}); --static checks the files "
+                      "alone") from None
+
+
+def candidates(model, sequence):
+    """[n, B+1, H]: the sequence's states at every boundary, and behind them the post-norm last one."""
+    (aux, last), = model.capture([sequence], list(range(len(model.decoder.layers) + 1)))
+    return torch.cat([aux, last], 1).unflatten(1, (-1, last.shape[1]))
+
+
+def answers_for(options, model, target):
+    """((prompt ids, response ids) per answer, in words where they are from); responses are cut to options.tokens."""
+    if options.states:
+        rows, where = of_states(options.states), f"of {options.states}"
+    elif options.traces:
+        rows = [(row["prompt_ids"], row["response_ids"]) for row in read_traces(options.traces)]
+        where = f"of {options.traces}"
+    else:
+        rows, where = made(options, model, target), "made by the target just now, greedy"
+    rows = [(list(p), list(r)[:options.tokens]) for p, r in rows if p and len(r) > 2]
+    picked = [rows[i * len(rows) // options.answers] for i in range(options.answers)] if len(rows) > options.answers else rows
+    if not picked:
+        raise Refusal(f"no answer of three tokens or more {where}; expected prompt_ids and response_ids")
+    worst = max(max(p + r) for p, r in picked), min(min(p + r) for p, r in picked)
+    if worst[0] >= target.vocab_size or worst[1] < 0:
+        raise Refusal(f"token ids from {worst[1]} to {worst[0]} {where}; the target's vocabulary has {target.vocab_size}: another tokenizer")
+    return picked, where
+
+
+def read_traces(path):
+    if path.is_dir():
+        return traces.read(path)
+    if not path.is_file():
+        raise Refusal(f"{path} is no file; expected traces, one JSON object with prompt_ids and response_ids a line")
+    return traces.read_file(path)
+
+
+def of_states(directory):
+    """Prompts and answers of a states folder, by its loss masks."""
+    path = directory / "manifest.json"
+    if not path.is_file():
+        raise Refusal(f"{directory} has no manifest.json; expected data/states as extract writes it")
+    about = files.read_json(path)
+    held = shards.States([directory / shard["file"] for shard in about["shards"]], about)
+    rows = []
+    for index in range(len(held.lengths)):
+        t = held.document(index, ("input_ids", "loss_mask"))
+        first = int(t["loss_mask"].int().argmax())
+        rows.append((t["input_ids"][:first].tolist(), t["input_ids"][first:].tolist()))
+    return rows
+
+
+def made(options, model, target):
+    """The target's greedy answers to a few of the project's evaluation prompts."""
+    if not (target.folder / "tokenizer.json").is_file():
+        raise Refusal(f"{target.folder} has no tokenizer.json to make answers with; give token ids with --traces or --states")
+    tok, paths = chat.tokenizer(target.folder), [str(PROMPTS / name) for name in SETS]
+    read = prompts.read([path for path in paths if Path(path).is_file()], None, 1.0).rows
+    some = [read[i * len(read) // options.answers] for i in range(options.answers)]
+    try:
+        asked = [chat.render(tok, chat.messages(row, [])) for row in some]
+    except ValueError as error:  # no chat template
+        raise Refusal(f"{target.folder} cannot render a prompt ({error}); give token ids with --traces or --states") from None
+    said = model.generate(asked, options.tokens, 0, 1.0, [0] * len(asked), target.end_tokens)
+    return [(prompt, response) for prompt, (response, _) in zip(asked, said)]

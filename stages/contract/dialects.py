@@ -111,7 +111,8 @@ def fixed(folder, target, engine, trained_boundaries=None):
 def write_fixed(folder, out, target, engine, trained_boundaries=None):
     """Write the fixed folder to `out`; returns (changes, cannot). Nothing is written where nothing changes.
 
-    `out` appears whole or not at all, and the folder itself is never touched. Holds the draft once in memory.
+    `out` appears whole or not at all, and the folder itself is never touched. Holds the draft once in memory, and a few
+    copies of its largest tensor.
     Refusal if `out` exists, lies in the folder, or cannot be written.
     """
     out = Path(out)

@@ -11,3 +11,10 @@ def in_tmp(tmp_path, monkeypatch):
     """An empty folder as the working directory: stages and the state dir use relative paths."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def healthy_run(tmp_path_factory):
+    """tests/healthy.py's default run, trained once per test process. Read it, never write into it."""
+    from tests.healthy import healthy  # here: only some tests pay for the imports
+    return healthy(tmp_path_factory.mktemp("healthy"))

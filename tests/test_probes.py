@@ -13,9 +13,9 @@ from stages.lib import draft as drafts, files, shards, verifier
 from tests.healthy import healthy, tiny_target
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return healthy(tmp_path_factory.mktemp("healthy"))
+@pytest.fixture
+def run(healthy_run):
+    return healthy_run
 
 
 def documents(run, count=6):
@@ -118,6 +118,12 @@ def test_rotated_states_are_another_basis(run):
     assert evidence.count("no boundary of this target") == 3
 
 
+def test_noise_on_every_row_is_another_precision_and_no_corruption(run):
+    docs, noise = documents(run), torch.Generator().manual_seed(1)
+    shaken = changed(docs, aux=lambda d: d.aux + 0.2 * d.aux.std(0) * torch.randn(d.aux.shape, generator=noise))
+    assert "another precision" in only(found(run, shaken), "EY-STATE-11")
+
+
 @pytest.mark.parametrize("what", ["pre-norm", "normed twice", "neither"])
 def test_a_last_state_of_another_kind_is_named(run, what):
     docs = documents(run)
@@ -137,7 +143,7 @@ def test_answers_that_the_target_does_not_give_are_seen(run):
     foreign = [d.ids[:d.first] + [(t * 7 + 3) % 200 for t in d.ids[d.first:]] for d in docs]
     docs = [dataclasses.replace(d, ids=ids, aux=run.engine.capture([ids], run.boundaries)[0][0], last=None)
             for d, ids in zip(docs, foreign)]
-    assert "not this target's own" in only(found(run, docs), "EY-STATE-05")
+    assert "not its own greedy ones" in only(found(run, docs), "EY-STATE-05")
 
 
 def test_missing_rows_and_values_that_are_not_finite_are_seen_first(run):

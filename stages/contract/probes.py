@@ -35,11 +35,12 @@ def two_steps(trained, served, seed=0):
         outs = served.extend(tokens[0, 1:8], aux[0, :7])
         again = served.recur(outs[6:], tokens[0, 8:], torch.tensor([6]), 1, served.nothing_yet())
         ours, theirs = [trained.logits(first[0]), trained.logits(second[0, 6:])], [served.logits(outs), served.logits(again)]
-        scale = torch.cat(ours).abs().max()
         entered, fed_back = trained.fc(aux[0]), served.feedback(outs)[6]
-        return {"first": ((ours[0] - theirs[0]).abs().max() / scale).item(), "second": ((ours[1] - theirs[1]).abs().max() / scale).item(),
-                "entered": ((entered - served.enter(aux[0])).abs().max() / entered.abs().max()).item(),
-                "cosine": torch.cosine_similarity(first[0, 6], fed_back, dim=0).item(), "length": (fed_back.norm() / first[0, 6].norm()).item()}
+        apart = lambda a, b, scale: ((a - b).abs().max() / scale.abs().max()).item()
+        return {"first": apart(ours[0], theirs[0], torch.cat(ours)), "second": apart(ours[1], theirs[1], torch.cat(ours)),
+                "entered": apart(entered, served.enter(aux[0]), entered),
+                "cosine": torch.cosine_similarity(first[0, 6], fed_back, dim=0).item(),
+                "length": (fed_back.norm() / first[0, 6].norm()).item()}
 
 
 def two_step_difference(folder, weights, shape, embed, dtype):
@@ -68,8 +69,8 @@ def forward(trained, served):
     elif found["second"] >= TOLERANCE:
         same = found["cosine"] > 0.9999 and abs(found["length"] - 1) < 0.001
         yield "EY-FORWARD-02", (f"the first step agrees ({found['first']:.1e}), the recurrent one differs by {found['second']:.1e} of the "
-                                f"largest; the state fed back has cosine {found['cosine']:.4f} to the trainer's and {found['length']:.3f} of "
-                                f"its length: {'the position differs' if same else 'another norm'}")
+                                f"largest; the state fed back has cosine {found['cosine']:.4f} to the trainer's and {found['length']:.3f} "
+                                f"of its length: {'the position differs' if same else 'another norm'}")
 
 
 def coverage(d2t, answers):

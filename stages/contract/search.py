@@ -70,11 +70,13 @@ def conventions(served, boundaries, layers, theta):
                           "the columns of fc.weight: the server's chunks ascend", order)
     for b in ids:
         yield from states(f"boundary {b} alone in every chunk", "states", "one layer id, and an fc of one chunk", [b] * K)
+    # An untrained draft that starts as an early exit of the target accepts under the last two of these.
+    exit_ = " (so does a draft that never left its start as an early exit of the target)"
     for shift in (-1, 1):
-        yield Convention(f"states of token t{shift:+d} beside the embedding of t+1", "shift", "retrain: row t reads the states of token t",
-                         served, ids, shift=shift)
-    yield Convention("labels not shifted: predicts the token it is given", "shift", "retrain: the label of row t is x[t+2]", served, ids,
-                     ahead=1)
+        yield Convention(f"states of token t{shift:+d} beside the embedding of t+1", "shift",
+                         f"retrain: row t reads the states of token t{exit_ if shift == 1 else ''}", served, ids, shift=shift)
+    yield Convention("labels not shifted: predicts the token it is given", "shift", f"retrain: the label of row t is x[t+2]{exit_}", served,
+                     ids, ahead=1)
 
     # What the draft does with them.
     if served.width == K * served.state_size and served.bypass_fc and "fc.weight" in served.w:

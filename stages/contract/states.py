@@ -11,6 +11,9 @@ import torch
 from stages.lib import files, parity, shards, traces
 
 IDENTIFIED = 0.5  # a boundary is found where its error is under half of the runner-up's, and of the state's own spread
+REPEATED = 0.975  # share of greedy answer tokens that the target says again; ties apart it is all of them
+TIE = 2**-6       # two logits this close, relative to the larger, change places with the batch's shape in bf16
+NOISE = 0.1       # quartile of the centred error: storing states in bf16 costs 0.02, in 8 bits 0.04, on a 30-layer target
 BAD_ROWS = 0.02   # share of a document's rows that may lie further off than halfway to another boundary
 
 
@@ -43,6 +46,11 @@ class Chunk:
     def limit(self):
         """Halfway to another candidate, where a row belongs to neither."""
         return IDENTIFIED * min(1.0, self.runner_up)
+
+    @property
+    def bad(self):
+        """[N]: rows that are none of this candidate's, beyond what noise spreads."""
+        return self.rows > max(self.limit, 5 * self.error)
 
 
 def identify(chunk, reference):
@@ -114,6 +122,11 @@ def aux_rows(documents, reference, expected):
                 return
     name = lambda b: f"boundary {b}" if b < reference[0].shape[1] - 1 else "the post-norm last state"
     lost = [c for c, chunk in enumerate(chunks) if not chunk.found]
+    noisy = [c for c, chunk in enumerate(chunks) if chunk.found and chunk.error > NOISE]
+    if noisy:
+        yield "EY-STATE-11", "; ".join(
+            f"chunk {c} is {name(chunks[c].nearest)} only roughly: centred error {chunks[c].error:.2f}, storage alone costs under {NOISE}"
+            for c in noisy) + ": the target of these states has another precision or other weights"
     if lost:
         yield "EY-STATE-11", "; ".join(
             f"chunk {c} is no boundary of this target: the nearest is {name(chunks[c].nearest)} with a centred error of "
@@ -143,7 +156,7 @@ def corrupted(documents, reference, chunks):
     told, start = [], 0
     for d, r in zip(documents, reference):
         n = len(d.ids) - 1
-        bad = torch.stack([chunk.rows[start:start + n] > chunk.limit for _, chunk in chunks]).any(0)
+        bad = torch.stack([chunk.bad[start:start + n] for _, chunk in chunks]).any(0)
         start += n
         if bad.sum() > BAD_ROWS * n:
             rows = (bad.nonzero()[:, 0] + 1).tolist()
@@ -182,16 +195,17 @@ def last_rows(documents, reference, engine):
 
 def answers(documents, reference, engine):
     """EY-STATE-05: does the target say these answers itself? Judged on its own states, so that a wrong `last` does not count."""
-    repeated = asked = 0
+    own = asked = 0
     for d, r in zip(documents, reference):
-        if d.first:
-            words = engine.next_ids(r[d.first - 1:-1, -1])
-            repeated += int((words == torch.tensor(d.ids[d.first:])).sum())
-            asked += len(words)
-    dtype = str(engine.model.dtype).removeprefix("torch.")
-    if asked and repeated / asked < parity.HEAD_REPEATS[dtype]:
-        yield "EY-STATE-05", (f"the target's head repeats {repeated / asked:.1%} of {asked} answer tokens in {dtype}, expected "
-                              f"{parity.HEAD_REPEATS[dtype]:.1%}: the answers are not this target's own greedy ones")
+        if d.first and d.first < len(d.ids):
+            with torch.inference_mode():
+                logits = engine.head(r[d.first - 1:-1, -1]).float()
+            best, said = logits.amax(1), logits.gather(1, torch.tensor(d.ids[d.first:])[:, None])[:, 0]
+            own += int((best - said <= TIE * best.abs()).sum())
+            asked += len(best)
+    if asked and own / asked < REPEATED:
+        yield "EY-STATE-05", (f"the target would say {own / asked:.1%} of {asked} answer tokens itself, ties included, expected "
+                              f"{REPEATED:.1%}: they are not its own greedy ones, or those of another target or precision")
 
 
 def masks(documents):
@@ -206,7 +220,8 @@ def masks(documents):
             right = torch.arange(len(mask)) >= d.first
             outside, missed = int((mask & ~right).sum()), int((right & ~mask).sum())
             if outside or missed:
-                steps = [n for n in (-2, -1, 1, 2) if torch.equal(*(x[max(0, y):len(mask) + min(0, y)] for x, y in ((mask, n), (right, -n))))]
+                inner = lambda x, n: x[max(0, n):len(x) + min(0, n)]
+                steps = [n for n in (-2, -1, 1, 2) if torch.equal(inner(mask, n), inner(right, -n))]
                 moved = f"; it is the right one moved by {steps[0]:+d}" if steps else ""
                 yield "EY-STATE-08", (f"{d.name}: the mask covers {outside} tokens before the answer and misses {missed} of its "
                                       f"{int(right.sum())}{moved}")

@@ -9,13 +9,15 @@ import functools
 
 import torch
 
-from stages.contract import rules
+from stages.contract import check, rules, states as probe
+from stages.contract.folder import open_folder
 from stages.contract.forward import ServedDraft
 from stages.engines.transformers_engine import Engine
 from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, metrics, packing, params, progress, prompts, shards,
                         state, target, traces, verifier, vocabulary, workers)
 from stages.lib.refusal import Refusal, run
 
+PROBED = 4  # answers whose states are compared with all boundaries of the target
 NEAR_TIE = 1e-3  # two logits closer than this may change places with the batch shape, in fp32 too
 
 tok = stop_ids = settings = boundaries = embed = None  # one set per worker process
@@ -41,7 +43,9 @@ def main():
         raise Refusal(f"evaluate.chains is {list(e.chains)}; the headline needs chain {verifier.HEADLINE_CHAIN} among them")
 
     # The boundaries are those that the pinned server captures for the exported ids: what is served, not what was meant.
-    ids = files.read_json("data/export/config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    exported = open_folder("data/export")
+    check.refuse(check.check(exported, check.target_of(folder), check.Engine(p.export.sglang)), "data/export")
+    ids = exported.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     taps = rules.boundaries_captured(p.export.sglang, about["architecture"], ids, about["num_hidden_layers"])
 
     # The target answers the evaluation prompts by itself; on a few it also decodes with the draft, for real.
@@ -62,14 +66,17 @@ def main():
     bad = read.quarantined + [row for result in results for row in result["quarantined"]]
 
     # Replay the answers: every chain length from one pass over their states.
-    draft, d2t = drafts.of_export("data/export", target.head_and_norm(folder)["embed"].float())
+    setup(folder, p, about["eos_token_ids"], taps)
+    draft, d2t = drafts.of_export("data/export", embed)
     states = shards.States(kept, {"dtype": p.engine.dtype})
+    wrong = probe.states(documents_of(rows, states), engine(p.engine.dtype), exported.training["boundaries"])
+    check.refuse(check.sorted_findings(wrong), "the states of the evaluation answers")
     target_ids = vocabulary.target_ids(d2t)
     with progress.bar("replay", sum(states.lengths)) as bar:
         found = verifier.replay(draft, states, list(range(len(rows))), target_ids, e.chains, max(states.lengths), 4, bar.update)
     drafters = {"trigram": baselines.Trigram(traces.read()), "prompt_lookup": baselines.PromptLookup()}
     beside = {name: [walk_baseline(drafter, row) for row in rows] for name, drafter in drafters.items()}
-    check = check_decode(decoded, draft, target_ids)
+    decoding = check_decode(decoded, draft, target_ids)
 
     varied = [metrics.distinct_4grams(row["response_ids"]) >= e.distinct for row in rows]
     headline = lambda histograms, keep=varied: metrics.tau_with_interval([h for h, k in zip(histograms, keep) if k], e.bootstrap, e.seed)
@@ -85,7 +92,7 @@ def main():
         "coverage": round(vocabulary.inside(d2t, about["vocab_size"])[tokens].float().mean().item(), 4),
         "answers": {"rows": len(rows), "looping": len(rows) - sum(varied), "response_tokens": len(tokens) + len(rows),
                     "cut_at_limit": sum(row["finish_reason"] == "length" for row in rows), "quarantined": len(bad)},
-        "decode": check}
+        "decode": decoding}
     result["tau_macro"] = round(sum(s["tau"] for s in result["sets"].values()) / len(sets), metrics.DIGITS)
     files.write_json("metrics/evaluate.json", result)
     files.write_csv("metrics/positions.csv", ["set", "position", "accepted"], [
@@ -96,7 +103,14 @@ def main():
     state.keep_only("evaluate", {path.name for path in said + kept})
     progress.summary("evaluate", tau=f"{result['tau']} [{result['tau_lo']}, {result['tau_hi']}]", n=result["n"],
                      trigram=result["baselines"]["trigram"]["tau"], prompt_lookup=result["baselines"]["prompt_lookup"]["tau"],
-                     decoded=f"{check['equal']} of {check['rows']} equal")
+                     decoded=f"{decoding['equal']} of {decoding['rows']} equal")
+
+
+def documents_of(rows, states):
+    """A few answers and the states that the replay reads, for the probe: are these the boundaries that were trained?"""
+    picked = [i * len(rows) // PROBED for i in range(min(PROBED, len(rows)))]
+    return [probe.Document(rows[i]["id"], rows[i]["prompt_ids"] + rows[i]["response_ids"], states.document(i, ("aux",))["aux"],
+                           first=len(rows[i]["prompt_ids"])) for i in picked]
 
 
 def work(task):

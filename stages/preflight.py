@@ -93,8 +93,8 @@ def start_of(p, about, folder, taps):
     known = dialects.learn(init)
     trained = (init.training or {}).get("boundaries")
     if trained != taps:
-        raise Refusal(f"train.init {p.train.init}: trained on {known}, the plan captures the boundaries {taps}; set capture.layer_ids to its "
-                      "boundaries, or write them into its training.json where nothing records them")
+        raise Refusal(f"train.init {p.train.init}: trained on {known}, the plan captures the boundaries {taps}; set capture.layer_ids to "
+                      "its boundaries, or write them into its training.json where nothing records them")
     engine = check.Engine(p.export.sglang)
     findings = [f for f in check.check(init, check.target_of(folder), engine) if f.code not in RETARGETED]
     if any(f.level == "fault" for f in findings):
@@ -103,8 +103,9 @@ def start_of(p, about, folder, taps):
         return findings
     read = config.read(init.config, engine.version)
     odd = {f"architectures {read.architecture}": read.mla, f"{read.num_hidden_layers} layers": read.num_hidden_layers != 1,
-           "fc_norm": read.fc_norm or read.use_aux_norm, "norm_output": read.norm_output, "rope scaling": bool(read.rope), "a bias": read.bias,
-           "the target's head": not read.loads_head, "another width than the target": read.hidden_size != about["hidden_size"]}
+           "fc_norm": read.fc_norm or read.use_aux_norm, "norm_output": read.norm_output, "rope scaling": bool(read.rope),
+           "a bias": read.bias, "the target's head": not read.loads_head,
+           "another width than the target": read.hidden_size != about["hidden_size"]}
     if any(odd.values()):
         raise Refusal(f"train.init {p.train.init} has {', '.join(name for name, found in odd.items() if found)}, which this trainer does "
                       "not build")

@@ -121,8 +121,8 @@ def healthy(folder, boundaries=(1, 3, 5), layers=6, tied=False, draft_vocab=150,
     states = states_on_disk(folder / "states", engine, answers, list(boundaries))
     d2t = vocabulary.choose(vocabulary.count(states, range(len(answers)), VOCAB), draft_vocab or VOCAB)
     draft = train(states, engine, d2t, len(boundaries), steps, ttt, theta=theta)
-    about = {"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM", "sha256": "0" * 64,
-             "files": {path.name: files.sha256(path) for path in sorted((folder / "target").iterdir())}}
+    about = {"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_ids": [2], "architecture": "LlamaForCausalLM",
+             "sha256": "0" * 64, "files": {path.name: files.sha256(path) for path in sorted((folder / "target").iterdir())}}
     out = folder / "export"
     out.mkdir()
     served_folder.write(out, draft.shape, {**{n: p.detach() for n, p in draft.named_parameters()}, "d2t": d2t}, about, boundaries,

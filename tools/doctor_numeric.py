@@ -92,7 +92,8 @@ def answers_for(options, model, target):
         raise Refusal(f"no answer of three tokens or more {where}; expected prompt_ids and response_ids")
     worst = max(max(p + r) for p, r in picked), min(min(p + r) for p, r in picked)
     if worst[0] >= target.vocab_size or worst[1] < 0:
-        raise Refusal(f"token ids from {worst[1]} to {worst[0]} {where}; the target's vocabulary has {target.vocab_size}: another tokenizer")
+        raise Refusal(f"token ids from {worst[1]} to {worst[0]} {where}; the target's vocabulary has {target.vocab_size}: another "
+                      "tokenizer")
     return picked, where
 
 

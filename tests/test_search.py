@@ -81,7 +81,7 @@ def test_what_no_convention_saves_is_never_called_an_offset(run, tmp_path, kind)
         answers = answers_of(engine)[:ANSWERS]
     elif kind == "rotated":  # the same words, hidden states in another basis, as after a merge of a rotation into the weights
         rotation = torch.linalg.qr(torch.randn(48, 48, generator=noise))[0]
-        fc = read(run.export)[1]["fc.weight"]
+        fc = read(run.export)[1]["fc.weight"].float()
         served = changed(run, **{"fc.weight": (fc.unflatten(1, (3, 48)) @ rotation).flatten(1)})
     else:
         c, t = read(run.export)

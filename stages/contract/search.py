@@ -119,7 +119,7 @@ def search(served, engine, boundaries, answers, chain=verifier.HEADLINE_CHAIN, s
         histograms = [histogram(c, *document, chain) for document in held]
         accepted = np.array([sum(j * count for j, count in enumerate(h)) for h in histograms])
         passes = np.array([sum(h) for h in histograms])
-        row = Row(c.name, c.group, c.change, 1 + accepted.sum() / max(1, passes.sum()), 0.0, 0.0, 0.0, accepted, passes)
+        row = Row(c.name, c.group, c.change, 1 + int(accepted.sum()) / max(1, int(passes.sum())), 0.0, 0.0, 0.0, accepted, passes)
         row.difference, row.lo, row.hi = paired(row, rows[0] if rows else row, draws)
         rows.append(row)
         tick(c.name)

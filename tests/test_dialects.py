@@ -34,6 +34,11 @@ def weights(seed=0):
     return {**{n: p.detach().clone() for n, p in draft.named_parameters()}, "d2t": d2t, "t2d": t2d}
 
 
+def folder(path):
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def put(path, config, tensors, **more):
     files.write_json(path / "config.json", {k: v for k, v in config.items() if v is not ...})
     save_file({n: t.contiguous() for n, t in tensors.items()}, path / "model.safetensors", {"format": "pt"})
@@ -59,7 +64,9 @@ SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "
 
 
 def eyrie(path, ids=(1, 14, 26), record=None, **changes):
-    small.exported(path, *small.random_draft(), ids=ids)
+    """What export writes, with this record or, as older ones, without any."""
+    small.exported(folder(path), *small.random_draft(), ids=ids)
+    (path / "training.json").unlink()
     if record:
         files.write_json(path / "training.json", record)
     files.write_json(path / "config.json", {k: v for k, v in {**files.read_json(path / "config.json"), **changes}.items() if v is not ...})
@@ -306,7 +313,7 @@ def test_one_wrong_key_is_set_right_and_nothing_else(tmp_path, changes, key, val
 
 def test_a_draft_narrower_than_its_target_names_the_targets_width(tmp_path):
     draft, d2t = small.random_draft(target_hidden_size=32)
-    path = small.exported(tmp_path / "draft", draft, d2t)
+    path = small.exported(folder(tmp_path / "draft"), draft, d2t, ids=(1, 14, 26))
     files.write_json(path / "config.json", without(files.read_json(path / "config.json"), "target_hidden_size"))
     found, changes, cannot = repaired(path, on(hidden_size=32))
     assert found.config["target_hidden_size"] == 32 and len(changes) == 1
@@ -466,24 +473,24 @@ def test_an_unknown_target_class_is_told(tmp_path):
 
 def test_the_place_to_write_must_be_new_and_outside(tmp_path):
     path = specforge(tmp_path / "draft", tie_word_embeddings=True)
-    folder, before = open_folder(path), digest(path)
+    found, before = open_folder(path), digest(path)
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "alias").symlink_to(path)
     for out, said in ((path, "exists"), (tmp_path / "there", "exists"), (tmp_path / "link", "exists"), (path / "new", "lies in"),
                       (tmp_path / "alias/new", "lies in"), (tmp_path / "no/such/place", "cannot be written")):
         with pytest.raises(Refusal, match=said):
-            write_fixed(folder, out, on(), ENGINE)
+            write_fixed(found, out, on(), ENGINE)
     assert digest(path) == before and {p.name for p in tmp_path.iterdir()} == {"draft", "there", "link", "alias"}
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
-    folder = open_folder(specforge(tmp_path / "draft", tie_word_embeddings=True))
+    found = open_folder(specforge(tmp_path / "draft", tie_word_embeddings=True))
     monkeypatch.setattr(dialects, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_fixed(folder, tmp_path / "out", on(), ENGINE)
+        write_fixed(found, tmp_path / "out", on(), ENGINE)
     assert [p.name for p in tmp_path.iterdir()] == ["draft"]
 
 
@@ -494,9 +501,9 @@ def test_boundaries_that_are_none_are_refused(tmp_path, boundaries):
 
 
 def test_a_record_and_an_answer_that_differ_are_refused(tmp_path):
-    folder = open_folder(eyrie(tmp_path / "draft", record={"boundaries": [2, 15, 27]}))
+    found = open_folder(eyrie(tmp_path / "draft", record={"boundaries": [2, 15, 27]}))
     with pytest.raises(Refusal, match="records the boundaries"):
-        fixed(folder, on(), ENGINE, [3, 15, 27])
+        fixed(found, on(), ENGINE, [3, 15, 27])
 
 
 PLAIN = (st.none() | st.booleans() | st.integers(-3, 100) | st.floats(allow_nan=False, allow_infinity=False)
@@ -518,3 +525,14 @@ def test_whatever_a_config_holds_it_is_fixed_once_or_told(tmp_path_factory, chan
     if recorded:
         files.write_json(path / "training.json", {k: v for k, v in changes.items() if k == "rope_theta"} | {"boundaries": changes.get(IDS)})
     repaired(path)
+
+
+def test_what_is_learnt_of_a_draft_keeps_its_trainers_name(tmp_path):
+    for make, trainer, boundaries in ((specforge, "SpecForge", [2, 15, 27]), (speculators, "speculators", [1, 14, 26])):
+        found = open_folder(make(tmp_path / trainer, ids=[1, 14, 26]))
+        assert str(boundaries) in dialects.learn(found) and trainer_of(found) == trainer and found.training["boundaries"] == boundaries
+
+
+def test_what_export_writes_now_has_nothing_to_fix(tmp_path):
+    path = small.exported(folder(tmp_path / "draft"), *small.random_draft(), ids=(1, 14, 26))
+    assert repaired(path)[1:] == ([], []) and trainer_of(open_folder(path)) == "Eyrie"

@@ -24,7 +24,11 @@ TWO = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 @pytest.fixture
 def draft(tmp_path):
-    return small.exported(tmp_path / "draft", *small.random_draft())
+    path = tmp_path / "draft"
+    path.mkdir()
+    small.exported(path, *small.random_draft())
+    (path / "training.json").unlink()
+    return path
 
 
 def shards(path, names=("a.safetensors", "b.safetensors"), index=True):

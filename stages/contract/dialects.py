@@ -556,9 +556,11 @@ def learn(folder, trained_on=None):
     ids, meaning = layer_ids(folder), trained_on or ids_convention(folder)
     if not ids or not meaning:
         return "not known: no record, and what the ids mean was not given (--trained-on)"
-    folder.training = {**(folder.training or {}), "boundaries": [i + 1 for i in ids] if meaning == "outputs" else list(ids)}
+    trainer = trainer_of(folder) or "unknown"  # asked now: what has a record and names no trainer counts as Eyrie's
+    boundaries = [i + 1 for i in ids] if meaning == "outputs" else list(ids)
+    folder.training = {"trainer": trainer, **(folder.training or {}), "boundaries": boundaries}
     how = "as given" if trained_on else f"as {trainer_of(folder)} writes them"
-    return f"boundaries {folder.training['boundaries']} (ids {ids} as {meaning}, {how})"
+    return f"boundaries {boundaries} (ids {ids} as {meaning}, {how})"
 
 
 def layer_ids(folder):

@@ -77,7 +77,7 @@ def examine(options):
         from tools import doctor_numeric  # here: transformers takes seconds to import
         findings += doctor_numeric.examine(folder, target, engine, options, report, wrong)
     if options.fix:
-        report["fix"] = fix(folder, target, engine, options.fix)
+        report["fix"] = fix(options, target, engine)
     report["findings"] = [{"code": f.code, "level": f.level, "cause": f.cause, "evidence": f.evidence, "remedy": f.remedy}
                           for f in findings]
     report["healthy"] = not any(f.level == "fault" for f in findings)
@@ -96,16 +96,17 @@ def launch_flags(text):
     return launch.parse(text)
 
 
-def fix(folder, target, engine, out):
-    """Write the corrected folder and judge it; what was changed, what cannot be."""
-    boundaries = (folder.training or {}).get("boundaries")
-    changes, cannot = dialects.write_fixed(folder, out, target, engine, boundaries)
-    left = []
-    if changes:
-        fixed = open_folder(out)
-        fixed.training = fixed.training or folder.training
-        left = [f.code for f in check.check(fixed, target, engine) if f.level == "fault"]
-    return {"out": str(out) if changes else None, "changes": changes, "cannot": cannot, "faults_left": left}
+def fix(options, target, engine):
+    """Write the corrected folder and judge it; what was changed, what cannot be.
+
+    Only a record or --trained-on decides what the ids must be: what a trainer usually writes is a guess.
+    """
+    folder = open_folder(options.draft)
+    if options.trained_on:
+        dialects.learn(folder, options.trained_on)
+    changes, cannot = dialects.write_fixed(folder, options.fix, target, engine, (folder.training or {}).get("boundaries"))
+    left = [f.code for f in check.check(open_folder(options.fix), target, engine) if f.level == "fault"] if changes else []
+    return {"out": str(options.fix) if changes else None, "changes": changes, "cannot": cannot, "faults_left": left}
 
 
 def as_text(report):

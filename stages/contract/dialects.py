@@ -559,6 +559,8 @@ def learn(folder, trained_on=None):
     trainer = trainer_of(folder) or "unknown"  # asked now: what has a record and names no trainer counts as Eyrie's
     boundaries = [i + 1 for i in ids] if meaning == "outputs" else list(ids)
     folder.training = {"trainer": trainer, **(folder.training or {}), "boundaries": boundaries}
+    if not trained_on and meaning == "outputs":  # both trainers can also capture through an engine, by that engine's rule
+        folder.training["assumed"] = True
     how = "as given" if trained_on else f"as {trainer_of(folder)} writes them"
     return f"boundaries {boundaries} (ids {ids} as {meaning}, {how})"
 

@@ -45,7 +45,8 @@ def _explicit(folder, read, target, version):
         yield "EY-RULE-04", f"ids {ids}: the server concatenates the boundaries {found}; " \
             + (f"the draft was trained on {trained}" if trained else "no record says in which order it was trained")
     elif trained and found != list(trained):
-        yield "EY-RULE-03", _difference(version, target, ids, found, trained)
+        assumed = ("note",) if folder.training.get("assumed") else ()
+        yield "EY-RULE-03", _difference(version, target, ids, found, trained), *assumed
     else:
         if rules.graphs_capture(version, target.architecture, ids, n) != found:
             default = rules.defaults(n)

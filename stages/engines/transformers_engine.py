@@ -21,8 +21,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
     """transformers' attention call for grouped-query models, without copying each key once per query head.
 
-    Its own sdpa path repeats the keys and values whenever there is a mask: three quarters of the memory traffic of a
-    batched decode step, which took half the time. query [B, n, M, D], key and value [B, c, L, D]; returns [B, M, n, D].
+    Its own sdpa path repeats the keys and values whenever there is a mask, a third and more of a batched decode step on 2 cores
+    (353 tokens/s with it, 454 without). query [B, n, M, D], key and value [B, c, L, D]; returns [B, M, n, D].
     """
     B, n, M, D = query.shape
     if M > 1:

@@ -4,8 +4,12 @@ By default they spin, and on a machine that does anything else two spinning thre
 one. libgomp reads these variables once, when torch loads it, so a later setting has no effect.
 """
 import ctypes
+import importlib.util
 import os
+import sys
 
+if importlib.util.find_spec("torch") is None:  # DVC runs the first `python` on the path, which may be another environment's
+    sys.exit(f"refused: {sys.executable} has no torch; use make repro, or first: . .venv/bin/activate (make env builds it)")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

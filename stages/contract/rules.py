@@ -36,7 +36,8 @@ class Row:
     how: str = BOTH
     embedding_since: str | None = "0.5.8"  # boundary 0 is captured as the embedding from here on; before: a TypeError (None + tensor)
     last: bool = False       # boundary n, the last layer's output, is captured
-    flags: bool = False      # the setter marks layer objects: boundary n is an IndexError, boundary -1 means the last layer
+    flags: bool = False      # the setter marks layer objects by index: boundary n is an IndexError, boundary -1 means the last layer
+    indexes: bool = False    # an IndexError too, but the loop reads the list: boundary -1 is out of reach
     default_shift: int = 0   # what is added to the defaults
 
 
@@ -50,8 +51,8 @@ QWEN3_5 = "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
 
 RULES = [
     # dense and plain MoE classes
-    _row("LlamaForCausalLM MistralForCausalLM Ministral3ForCausalLM Phi3ForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM "
-         "TeleFLMForCausalLM", "0.5.8", PLUS_ONE, "llama.py:811-823, 407-408; 0.5.22 llama.py:485", embedding_since="0.5.22"),
+    _row("LlamaForCausalLM MistralForCausalLM Ministral3ForCausalLM Phi3ForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM",
+         "0.5.8", PLUS_ONE, "llama.py:811-823, 407-408; 0.5.22 llama.py:485", embedding_since="0.5.22"),
     _row("ApertusForCausalLM", "0.5.8", PLUS_ONE, "apertus.py:670-682, 355; 0.5.22 apertus.py:372", embedding_since="0.5.22"),
     _row("Llama4ForCausalLM", "0.5.8", PLUS_ONE, "llama.py:811-823, llama4.py:541; 0.5.21 llama4.py:534", embedding_since="0.5.21"),
     _row("Llama4ForConditionalGeneration", "0.5.8", PLUS_ONE, "delegates, silently if it cannot: mllama4.py:985-987, llama4.py:541",
@@ -108,6 +109,8 @@ RULES = [
     _row("Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration", "0.5.8", NO_SETTER, "0.5.10.post1 qwen3_vl.py"),
     _row("Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration", "0.5.11", PLUS_ONE,
          "qwen3_vl.py:1538, 1162; qwen3_vl_moe.py:102"),
+    _row("Qwen3VLMoeForConditionalGeneration", "0.5.22", PLUS_ONE, "through Qwen3-MoE's setter: 0.5.22 qwen3_vl.py:1778, qwen2_moe.py",
+         indexes=True),
     _row(QWEN3_5, "0.5.9", NO_SETTER, "0.5.9 qwen3_5.py"),
     _row(QWEN3_5, "0.5.11", NOTHING, "inherits qwen3_vl.py:1538; qwen3_5.py:1307"),
     _row(QWEN3_5, "0.5.22", PLUS_ONE, "0.5.22 qwen3_vl.py:1778, qwen3_5.py:1837-1840",
@@ -199,11 +202,11 @@ def boundaries_captured(sglang, target_class, ids, num_layers):
         marked = [b + row.default_shift for b in defaults(n)]
     else:
         marked = [i + _plus(row.shift, ids, n) for i in ids]
-    if row.flags:
+    if row.flags or row.indexes:
         if any(not -n <= b < n for b in marked):
             raise Stops(f"SGLang {sglang} marks layers of a {target_class} by index, and ids {ids} mean {marked}: an IndexError with {n} "
                         f"layers; use ids up to {n - 2}")
-        marked = [b % n for b in marked]
+        marked = [b % n if row.flags else b for b in marked]
     captured = sorted({b for b in marked if 0 <= b < n or row.last and b == n})
     if 0 in captured and not _since(sglang, row.embedding_since):
         raise Stops(f"ids {ids} ask SGLang {sglang} for boundary 0 of a {target_class}, the embedding, where it adds a residual that does "

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.contract import rules
+
 FOLDER = Path(__file__).resolve().parents[1] / "requirements"
 LOCKS = sorted(FOLDER.glob("*.txt"), key=str)
 LOCKS.remove(FOLDER / "shared.txt")  # constraints, which pip is never given
@@ -77,3 +79,16 @@ def test_cpu_and_default_build_of_torch_share_no_hash():
     hashes = {name: {h for package, _, found in requirements((FOLDER / name).read_text()) if package == "torch" for h in found}
               for name in ("torch.txt", "torch-default.txt")}
     assert hashes["torch.txt"] and hashes["torch.txt"].isdisjoint(hashes["torch-default.txt"])
+
+
+@pytest.mark.parametrize("name", ["contract-py311.txt", "contract-py312.txt"])
+def test_contract_locks_share_the_main_locks_versions_and_bring_no_torch(name):
+    """They are installed beside the main environment, which the same interpreter then sees."""
+    locked, main = versions(name), versions(name.replace("contract", "cpu"))
+    assert {package: (version, main[package]) for package, version in locked.items() if main.get(package, version) != version} == {}
+    assert [package for package in locked if ACCELERATOR.match(package)] == []
+
+
+def test_each_release_of_the_engine_rules_has_one_wheel():
+    found = requirements((FOLDER / "sglang-wheels.txt").read_text())
+    assert [(package, version, len(hashes)) for package, version, hashes in found] == [("sglang", v, 1) for v in rules.versions()]

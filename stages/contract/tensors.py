@@ -56,7 +56,7 @@ def expected(read, version):
             attention = {"q_proj": (heads * size, enter), "k_proj": (groups * size, enter), "v_proj": (groups * size, enter),
                          "o_proj": (h, heads * size)}
         shapes |= {f"{layer}self_attn.{name}.weight": shape for name, shape in attention.items()}
-        if read.bias or read.attention_bias:
+        if not read.mla and (read.bias or read.attention_bias):
             shapes[f"{layer}self_attn.o_proj.bias"] = (h,)
         mlp = (("gate_proj", (i, h)), ("up_proj", (i, h)), ("down_proj", (h, i)))
         shapes |= {f"{layer}mlp.{name}.weight": shape for name, shape in mlp}

@@ -13,7 +13,9 @@ from stages.engines.transformers_engine import Engine
 from stages.lib import draft as drafts, files, loss, packing, served_folder, shards, traces, vocabulary
 
 VOCAB, SIZE, HEADS, KV_HEADS = 200, 48, 4, 2
+HEAD = 16  # of the draft: not SIZE / HEADS, which a loader takes where it is absent
 PROMPTS, PROMPT, ANSWER = 40, 8, 24
+THETA, EPS = 50000.0, 1e-5  # not what a loader takes where they are absent
 TIED = 0.2  # a tied embedding is this much smaller: else the layers do not outweigh it, and the head repeats its token
 
 
@@ -48,7 +50,7 @@ def tiny_target(folder, layers=6, seed=1, tied=False):
     torch.manual_seed(seed)
     config = LlamaConfig(hidden_size=SIZE, intermediate_size=2 * SIZE, num_hidden_layers=layers, num_attention_heads=HEADS,
                          num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=256, initializer_range=0.3,
-                         tie_word_embeddings=tied, bos_token_id=1, eos_token_id=None, rope_theta=10000.0)
+                         tie_word_embeddings=tied, bos_token_id=1, eos_token_id=None, rope_theta=THETA, rms_norm_eps=EPS)
     model = LlamaForCausalLM(config)
     model.model.norm.weight.data.uniform_(0.5, 1.5)  # so that norming twice is not norming once
     if tied:
@@ -77,7 +79,8 @@ def states_on_disk(folder, engine, answers, boundaries):
     path = folder / "states-00000.safetensors"
     shards.write(path, {**tensors, "cu_seqlens": torch.tensor([0, *(len(p + r) for p, r in answers)]).cumsum(0)})
     files.write_json(folder / "manifest.json", {
-        "boundaries": list(boundaries), "dtype": "float32", "hidden_size": SIZE, "documents": [[f"row{i}", 0] for i in range(len(answers))],
+        "boundaries": list(boundaries), "dtype": "float32", "hidden_size": SIZE, "target": "0" * 64, "engine": {"dtype": "float32"},
+        "documents": [[f"row{i}", 0] for i in range(len(answers))],
         "shards": [{"file": path.name, "sha256": files.sha256(path), "documents": len(answers)}]})
     return shards.load(folder)
 
@@ -92,10 +95,10 @@ def traces_on_disk(folder, answers):
     return folder
 
 
-def train(states, engine, d2t, num_aux, steps, ttt, lr=8e-3, theta=10000.0):
+def train(states, engine, d2t, num_aux, steps, ttt, lr=8e-3, theta=THETA):
     """A draft that has read all documents `steps` times."""
     embed, head = engine.model.get_input_embeddings().weight.detach(), engine.head.weight.detach()
-    shape = drafts.Shape(SIZE, 2 * SIZE, HEADS, KV_HEADS, SIZE // HEADS, num_aux, SIZE, VOCAB, len(d2t), 1e-6, theta)
+    shape = drafts.Shape(SIZE, 2 * SIZE, HEADS, KV_HEADS, HEAD, num_aux, SIZE, VOCAB, len(d2t), EPS, theta)
     draft, ids = drafts.Draft(shape, embed), vocabulary.target_ids(d2t)
     drafts.initialise(draft, "random", head, torch.ones(SIZE), d2t, 0)
     inside, draft_ids = vocabulary.inside(d2t, VOCAB), vocabulary.draft_ids(d2t, VOCAB)
@@ -112,7 +115,7 @@ def train(states, engine, d2t, num_aux, steps, ttt, lr=8e-3, theta=10000.0):
     return draft.eval()
 
 
-def healthy(folder, boundaries=(1, 3, 5), layers=6, tied=False, draft_vocab=150, theta=10000.0, steps=120, ttt=3, seed=1):
+def healthy(folder, boundaries=(1, 3, 5), layers=6, tied=False, draft_vocab=150, theta=THETA, steps=120, ttt=3, seed=1):
     """Everything of one run under `folder`. boundaries: any number of them, K = their count; draft_vocab None: all tokens."""
     folder = Path(folder)
     torch.set_num_threads(1)

@@ -56,7 +56,7 @@ class Plan:
         self.target = Target({**self.target.config, **keys}, None)
 
     def serve(self, version=None, **flags):
-        given = {name.replace("_", "-"): value for name, value in flags.items()}
+        given = {name if name.isupper() else name.replace("_", "-"): value for name, value in flags.items()}
         self.engine = Engine(version or self.engine.version, {**GOOD_LAUNCH, **given} if flags else {})
 
 
@@ -216,9 +216,7 @@ def no_target_hidden_size_of_a_wider_target(p):
 
 
 def no_head_dim(p):
-    del p.config["head_dim"]
-    p.config["num_attention_heads"] *= 2
-    p.config["head_dim"] = None
+    del p.config["head_dim"]  # the loader takes hidden_size / heads
 
 
 def no_theta(p):
@@ -228,6 +226,7 @@ def no_theta(p):
 def theta_of_the_new_key_on_an_old_server(p):
     del p.config["rope_theta"]
     p.eagle[IDS], p.training["boundaries"] = [1, 4, 6], [2, 5, 7]  # the defaults: those releases' decode graphs know no others
+    p.set_target(num_hidden_layers=10)
     p.serve("0.5.9")
 
 
@@ -324,6 +323,11 @@ def ids_of_an_older_deepseek(p):
     p.eagle[IDS], p.training["boundaries"] = [2, 30, 58], [3, 31, 59]
 
 
+def ids_of_one_deepseek_release(p):
+    ids_of_an_older_deepseek(p)
+    p.training["boundaries"] = [2, 30, 58]
+
+
 def kimi_ids_of_0_5_13(p):
     p.set_target(architectures=["KimiK25ForConditionalGeneration"], num_hidden_layers=61)
     p.eagle[IDS], p.training["boundaries"] = [3, 31, 59], [3, 31, 59]
@@ -373,6 +377,10 @@ def graphs_with_default_ids(p):
     p.serve("0.5.10.post1")
 
 
+def early_states_of_a_vision_target(p):
+    p.set_target(architectures=["Qwen3VLForConditionalGeneration"])
+
+
 def shallow_defaults(p):
     del p.eagle[IDS]
     p.training["boundaries"] = [2, 3]
@@ -389,8 +397,12 @@ def float_map(p):
     p.tensors["d2t"] = p.tensors["d2t"].to(torch.bfloat16)
 
 
+def target_ids(p):
+    return p.tensors["d2t"] + torch.arange(len(p.tensors["d2t"]))
+
+
 def absolute_map(p):
-    p.tensors["d2t"] = p.tensors["d2t"] + torch.arange(len(p.tensors["d2t"]))
+    p.tensors["d2t"] = target_ids(p)
 
 
 def absolute_map_without_record(p):
@@ -403,7 +415,7 @@ def counting_map(p):
 
 
 def shuffled_map(p):
-    ids = p.tensors["d2t"] + torch.arange(len(p.tensors["d2t"]))
+    ids = target_ids(p)
     p.tensors["d2t"] = ids.flip(0) - torch.arange(len(ids))
 
 
@@ -413,13 +425,17 @@ def map_of_a_larger_target(p):
     p.training["vocabulary"] = digest(p.tensors["d2t"])
 
 
+def end_token_outside(p):
+    p.set_target(eos_token_id=next(i for i in range(p.config["vocab_size"]) if i not in set(target_ids(p).tolist())))
+
+
 def stale_map(p):
     size, vocab = len(p.tensors["d2t"]), p.config["vocab_size"]
     p.tensors["d2t"] = torch.randperm(vocab, generator=torch.Generator().manual_seed(5))[:size].sort().values - torch.arange(size)
 
 
 def two_maps(p):
-    ids = p.tensors["d2t"] + torch.arange(len(p.tensors["d2t"]))
+    ids = target_ids(p)
     p.tensors["t2d"] = torch.zeros(p.config["vocab_size"], dtype=torch.bool)
     p.tensors["t2d"][ids[:-1]] = True
     p.tensors["t2d"][next(i for i in range(p.config["vocab_size"]) if i not in set(ids.tolist()))] = True
@@ -440,9 +456,13 @@ def stale_index(p):
 def left_out_shard(p):
     names = [n for n in p.tensors if n != "t2d"]
     p.tensors["t2d"] = torch.zeros(p.config["vocab_size"], dtype=torch.bool)
-    p.tensors["t2d"][p.tensors["d2t"] + torch.arange(len(p.tensors["d2t"]))] = True
+    p.tensors["t2d"][target_ids(p)] = True
     p.shards = {"model.safetensors": names, "old.safetensors": ["t2d"]}
     p.index = {name: "model.safetensors" for name in names}
+
+
+def pickle_beside(p):
+    p.beside["pytorch_model.bin"] = b"never opened"
 
 
 def two_sets_of_weights(p):
@@ -463,6 +483,14 @@ def no_draft_path(p):
     p.serve(speculative_draft_model_path=None)
 
 
+def more_draft_tokens_than_steps(p):
+    p.serve(speculative_num_draft_tokens="8")
+
+
+def token_map(p):
+    p.serve(speculative_token_map="hot.pt")
+
+
 def inherited_quantization(p):
     p.serve(quantization="fp8")
 
@@ -477,7 +505,6 @@ def unlike_window(p):
 
 def simulated(p):
     p.serve(SGLANG_SIMULATE_ACC_LEN="3")
-    p.engine.flags["SGLANG_SIMULATE_ACC_LEN"] = "3"
 
 
 def loose_threshold(p):
@@ -533,7 +560,7 @@ PLANTS = {
     "EY-RULE-01": [class_without_capture], "EY-RULE-02": [class_that_captures_nothing],
     "EY-RULE-03": [one_too_high, boundaries_for_ids, ids_of_an_older_deepseek, kimi_ids_of_0_5_13], "EY-RULE-04": [descending],
     "EY-RULE-05": [twice], "EY-RULE-06": [last_layer, far_away], "EY-RULE-07": [from_the_end], "EY-RULE-08": [a_state_too_few],
-    "EY-RULE-11": [gemma_without_residual], "EY-RULE-13": [graphs_with_default_ids],
+    "EY-RULE-09": [shallow_defaults], "EY-RULE-11": [gemma_without_residual], "EY-RULE-13": [graphs_with_default_ids],
     "EY-VOCAB-01": [no_map], "EY-VOCAB-02": [float_map], "EY-VOCAB-03": [absolute_map, absolute_map_without_record],
     "EY-VOCAB-04": [counting_map], "EY-VOCAB-05": [shuffled_map], "EY-VOCAB-06": [map_of_a_larger_target], "EY-VOCAB-07": [two_maps],
     "EY-VOCAB-08": [stale_map], "EY-VOCAB-09": [short_map],
@@ -543,4 +570,7 @@ PLANTS = {
     "EY-FLAG-09": [partial_sums], "EY-FLAG-10": [tp_does_not_divide],
     "EY-TARGET-01": [other_tokenizer], "EY-TARGET-02": [other_template], "EY-TARGET-03": [other_target_config],
 }
+# Worth a word, but no fault.
+NOTED = {"EY-RULE-10": [ids_of_one_deepseek_release], "EY-RULE-12": [early_states_of_a_vision_target], "EY-VOCAB-11": [end_token_outside],
+         "EY-FLAG-05": [more_draft_tokens_than_steps], "EY-FLAG-11": [token_map], "EY-FILE-01": [pickle_beside]}
 CASES = [(code, plant) for code, plants in PLANTS.items() for plant in plants]

@@ -1,7 +1,7 @@
 """Why does this draft not accept? One command for a draft folder of any trainer.
 
     python -m tools.doctor DRAFT --target T [--sglang VERSION] [--launch LINE] [--trained-on outputs|boundaries]
-                           [--states DIR | --traces FILE] [--search] [--static] [--fix OUT] [--json]
+                           [--states DIR] [--traces FILE] [--search] [--static] [--fix OUT] [--json]
 
 Static checks read headers and config.json alone. With the target's weights at hand the draft is also run: the target answers a few
 prompts, and the draft is replayed on the answers as the server would run it. Exit code 0: nothing wrong; 1: faults; 2: cannot judge.
@@ -21,8 +21,8 @@ from stages.lib.refusal import Refusal
 HEALTHY, FAULTY, CANNOT_JUDGE = 0, 1, 2
 
 
-def main():
-    options = parse()
+def main(words=None):
+    options = parse(words)
     try:
         report = examine(options)
     except Refusal as refusal:
@@ -35,7 +35,7 @@ def main():
     sys.exit(HEALTHY if report["healthy"] else FAULTY)
 
 
-def parse():
+def parse(words=None):
     parser = argparse.ArgumentParser(prog="python -m tools.doctor", description="Why does this draft not accept?",
                                      epilog="exit code 0: nothing wrong, 1: faults, 2: cannot judge")
     parser.add_argument("draft", type=Path, metavar="DRAFT", help="the folder that the server is given, by whatever trainer")
@@ -45,16 +45,19 @@ def parse():
     parser.add_argument("--launch", metavar="LINE", help="the server's launch line, or @FILE with it: checks its flags too")
     parser.add_argument("--trained-on", choices=("outputs", "boundaries"), help="what the ids in the config mean: outputs of layers, or "
                         "boundaries (the inputs of layers); default: what its trainer writes, where that is known")
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument("--states", type=Path, metavar="DIR", help="Eyrie's data/states: which boundary is each chunk?")
-    data.add_argument("--traces", type=Path, metavar="FILE", help="a .jsonl file of traces, or their folder, to take answers from")
+    parser.add_argument("--states", type=Path, metavar="DIR", help="Eyrie's data/states: which boundary is each chunk?")
+    parser.add_argument("--traces", type=Path, metavar="FILE", help="a .jsonl file of traces, or their folder, to take answers from; "
+                        "with --states: the traces that the states are of")
     parser.add_argument("--search", action="store_true", help="try the conventions that a trainer may have used, ranked by tau")
     parser.add_argument("--static", action="store_true", help="headers and configs only")
     parser.add_argument("--answers", type=int, default=8, metavar="N", help="answers to replay (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="tokens of each answer that are used (default %(default)s)")
     parser.add_argument("--fix", type=Path, metavar="OUT", help="write a corrected copy if the faults are ones of layout")
     parser.add_argument("--json", action="store_true", help="for machines")
-    return parser.parse_args()
+    options = parser.parse_args(words)
+    if options.answers < 1 or options.tokens < 3:
+        parser.error(f"--answers {options.answers} --tokens {options.tokens}; expected one answer of three tokens, or more")
+    return options
 
 
 def examine(options):
@@ -71,6 +74,8 @@ def examine(options):
         report["said"].append("numeric checks were not asked for (--static)")
     elif not list(options.target.glob("*.safetensors")):
         report["said"].append(f"numeric checks need the target's weights, {options.target} has none")
+    elif "EY-CONFIG-31" in [f.code for f in findings]:
+        report["said"].append("numeric checks need a config whose values are of the right kind")
     elif wrong and not options.search:
         report["said"].append("numeric checks wait until the faults above are gone (--search tries other conventions all the same)")
     else:
@@ -105,8 +110,9 @@ def fix(options, target, engine):
     if options.trained_on:
         dialects.learn(folder, options.trained_on)
     changes, cannot = dialects.write_fixed(folder, options.fix, target, engine, (folder.training or {}).get("boundaries"))
-    left = [f.code for f in check.check(open_folder(options.fix), target, engine) if f.level == "fault"] if changes else []
-    return {"out": str(options.fix) if changes else None, "changes": changes, "cannot": cannot, "faults_left": left}
+    left = [f for f in check.check(open_folder(options.fix) if changes else folder, target, engine) if f.level == "fault"]
+    cannot += [] if cannot else [f"{f.cause}: {f.remedy}" for f in left]
+    return {"out": str(options.fix) if changes else None, "changes": changes, "cannot": cannot, "faults_left": [f.code for f in left]}
 
 
 def as_text(report):
@@ -122,7 +128,7 @@ def as_text(report):
         lines += [f"{row['name']:<46} {row['tau']:5.3f}   {row['difference']:+.3f} [{row['lo']:+.3f}, {row['hi']:+.3f}]"
                   for row in report["search"]]
     if report.get("fix"):
-        lines += ["", f"fixed: {report['fix']['out'] or 'nothing to fix'}"]
+        lines += ["", f"fixed: {report['fix']['out'] or 'nothing' + (' to fix' if report['healthy'] else '')}"]
         lines += [wrapped(f"changed: {change}") for change in report["fix"]["changes"]]
         lines += [wrapped(f"cannot: {sentence}") for sentence in report["fix"]["cannot"]]
         if report["fix"]["faults_left"]:

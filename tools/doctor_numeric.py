@@ -8,7 +8,7 @@ import transformers
 from stages.contract import check, config, identity, ids, probes, search, states, tensors
 from stages.contract.forward import ServedDraft
 from stages.engines.transformers_engine import Engine
-from stages.lib import chat, files, metrics, progress, prompts, shards, target as targets, traces, verifier
+from stages.lib import chat, metrics, progress, prompts, target as targets, verifier
 from stages.lib.refusal import Refusal
 
 PROMPTS = Path(__file__).resolve().parents[1] / "data/prompts/eval"
@@ -17,58 +17,85 @@ SETS = ("chat.jsonl", "maths.jsonl", "code.jsonl", "rewriting.jsonl")
 
 def examine(folder, target, engine, options, report, wrong):
     """Findings of the numeric checks; figures and sentences go into `report`. wrong: there are static faults, so only search."""
-    own = targets.head_and_norm(target.folder)
+    own = head_and_norm(target)
     embed, head = own["embed"].float(), own["head"].float()
     found = [] if wrong else [*check.values(folder, engine), *identity.weights(folder, target)]
-    names = [name for name in folder.tensors if name.endswith("embed_tokens.weight")]
     read = config.read(folder.config, engine.version, engine.flags.get("dtype", "auto"))
     if read.target_hidden_size == read.hidden_size:  # else the draft keeps its own
-        found += probes.embedding({name: folder.read(name) for name in names}, embed)
+        found += probes.embedding({name: folder.read(name) for name in folder.tensors if name.endswith("embed_tokens.weight")}, embed)
+    model = load(target, options)
+    if options.states and not wrong:
+        found += states.of_states(options.states, model, options.traces, target=(folder.training or {}).get("target"))
+        if not options.traces:
+            report["said"].append("the states' masks and answers were not compared with their traces (--traces)")
+    try:
+        replayed = replay(folder, target, engine, options, report, model, read, embed, head, wrong)
+    except (Refusal, RuntimeError, IndexError) as error:  # shapes that do not fit end a run anywhere
+        if not (found or wrong):
+            raise
+        report["said"].append(f"the draft was not run: {(str(error) or repr(error)).splitlines()[0]:.300}")
+        replayed = []
+    for code, evidence in replayed:
+        if code == "EY-TAU-01" and (found or wrong):  # its cause says that nothing else is wrong
+            report["said"].append(evidence)
+        else:
+            found.append((code, evidence))
+    return check.sorted_findings(found)
+
+
+def replay(folder, target, engine, options, report, model, read, embed, head, wrong):
+    """[(code, evidence)] from running the draft on answers of the target. Refusal where there are no answers."""
     try:
         served = ServedDraft((folder.config, {name: folder.read(name) for name in folder.tensors}), embed, head, engine.version)
     except Refusal as refusal:
         report["said"].append(f"the draft cannot be run: {refusal}")
-        return check.sorted_findings(found)
+        return []
     boundaries = ids.captured(engine.version, target, read.ids) or (folder.training or {}).get("boundaries")
-    model = load(target, options)
     if not boundaries or len(boundaries) != read.num_aux:
         report["said"].append(f"the draft cannot be run: the server captures the boundaries {boundaries}, fc takes {read.num_aux} states")
-        return check.sorted_findings(found)
-
+        return []
     answers, where = answers_for(options, model, target)
     report["figures"]["answers"] = f"{len(answers)} of {sum(len(r) for _, r in answers)} tokens in all, {where}"
-    if options.states and not wrong:
-        found += states.of_states(options.states, model)
-    placed, _ = tensors.placed(folder, read, engine.version)
+    found, (placed, _) = [], tensors.placed(folder, read, engine.version)
     if "d2t" in placed and not wrong:
         found += probes.coverage(folder.read(placed["d2t"]), answers)
     if options.search:
         with progress.bar("search", None, "convention") as bar:
             rows = search.search(served, model, boundaries, answers, tick=lambda name: bar.update(1))
-        found += search.verdict(rows)
         report["search"] = [{"name": row.name, "change": row.change, "tau": round(row.tau, 3), "difference": round(row.difference, 3),
                              "lo": round(row.lo, 3), "hi": round(row.hi, 3)} for row in rows]
-        histograms = None
         report["figures"]["offline"] = f"tau {rows[0].tau:.3f} as served, chain {verifier.HEADLINE_CHAIN}"
+        verdict, report["tau"] = search.verdict(rows), round(float(rows[0].tau), 4)
     else:
         as_served = search.Convention("as served", "served", "nothing", served, list(boundaries))
         histograms = [search.histogram(as_served, prompt + response, len(prompt), candidates(model, prompt + response),
                                        verifier.HEADLINE_CHAIN) for prompt, response in answers]
-        found += probes.acceptance(histograms)
         t = metrics.tau_with_interval(histograms, 1000, 0)
         report["figures"]["offline"] = f"tau {t['tau']} [{t['tau_lo']}, {t['tau_hi']}], n {t['n']}, chain {verifier.HEADLINE_CHAIN}, T=0"
-    return check.sorted_findings(found)
+        verdict, report["tau"] = probes.acceptance(histograms), t["tau"]
+    # A vocabulary that misses the answers explains a draft that accepts nothing.
+    return found + [(code, evidence) for code, evidence in verdict if not (found and code == "EY-TAU-01")]
+
+
+def head_and_norm(target):
+    try:
+        return targets.head_and_norm(target.folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise error if isinstance(error, Refusal) else Refusal(f"the weights in {target.folder} cannot be read: {error!r:.200}") from None
 
 
 def load(target, options):
-    """The target in bf16, or fp32 if its config says so."""
+    """The target in the precision of the states, if there are some to compare with; else in bf16, or fp32 if its config says so."""
     named = target.config.get("dtype") or target.config.get("torch_dtype")
+    if options.states:
+        engine = states.opened(options.states)[0].get("engine")
+        named = engine.get("dtype", named) if isinstance(engine, dict) else named
     dtype = "float32" if named == "float32" else "bfloat16"
     try:
         return Engine(target.folder, transformers.__version__, dtype, torch.get_num_threads())
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise Refusal(f"the target in {target.folder} cannot be run here ({str(error).splitlines()[0]:.200}); --static checks the files "
-                      "alone") from None
+    except Exception as error:  # whatever the model's class, or the reader of its files, makes of a folder that is none
+        raise Refusal(f"the target in {target.folder} cannot be run here ({(str(error) or repr(error)).splitlines()[0]:.200}); --static "
+                      "checks the files alone") from None
 
 
 def candidates(model, sequence):
@@ -79,11 +106,11 @@ def candidates(model, sequence):
 
 def answers_for(options, model, target):
     """((prompt ids, response ids) per answer, in words where they are from); responses are cut to options.tokens."""
-    if options.states:
-        rows, where = of_states(options.states), f"of {options.states}"
-    elif options.traces:
-        rows = [(row["prompt_ids"], row["response_ids"]) for row in read_traces(options.traces)]
+    if options.traces:
+        rows = [(row["prompt_ids"], row["response_ids"]) for row in states.read_traces(options.traces)]
         where = f"of {options.traces}"
+    elif options.states:
+        rows, where = of_states(options.states), f"of {options.states}"
     else:
         rows, where = made(options, model, target), "made by the target just now, greedy"
     rows = [(list(p), list(r)[:options.tokens]) for p, r in rows if p and len(r) > 2]
@@ -97,22 +124,9 @@ def answers_for(options, model, target):
     return picked, where
 
 
-def read_traces(path):
-    if path.is_dir():
-        return traces.read(path)
-    if not path.is_file():
-        raise Refusal(f"{path} is no file; expected traces, one JSON object with prompt_ids and response_ids a line")
-    return traces.read_file(path)
-
-
 def of_states(directory):
     """Prompts and answers of a states folder, by its loss masks."""
-    path = directory / "manifest.json"
-    if not path.is_file():
-        raise Refusal(f"{directory} has no manifest.json; expected data/states as extract writes it")
-    about = files.read_json(path)
-    held = shards.States([directory / shard["file"] for shard in about["shards"]], about)
-    rows = []
+    held, rows = states.opened(directory)[1](), []
     for index in range(len(held.lengths)):
         t = held.document(index, ("input_ids", "loss_mask"))
         first = int(t["loss_mask"].int().argmax())

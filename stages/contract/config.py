@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from stages.contract.ids import captured
+from stages.contract.launch import number
 
 LLAMA, MLA = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 # A draft of several layers or a number of states other than 3, fc_norm, norm_output, the MLA class: from here on.
@@ -31,6 +32,9 @@ KEYS = {
     "q_lora_rank": ("count", None), "kv_lora_rank": ("count", 512), "qk_nope_head_dim": ("count", 128),
     "qk_rope_head_dim": ("count", 64), "v_head_dim": ("count", 128),
 }
+# Keys of the target's config that are compared with, beside its architectures.
+OF_TARGET = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters",
+             "rope_scaling", "architectures")
 KINDS = {
     "count": lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v < 2**40,
     "number": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 1e30,
@@ -70,17 +74,21 @@ def wrong_kinds(config):
     """Sentences on values that are not of the kind that their key needs."""
     said = [f"{key} is {config[key]!r:.60}" for key, (kind, _) in KEYS.items()
             if config.get(key) is not None and not KINDS[kind](config[key])]
-    ids = _eagle(config).get(IDS)
+    ids = eagle_config(config).get(IDS)
     if ids is not None and not (isinstance(ids, list) and 0 < len(ids) <= 64 and all(type(i) is int for i in ids)):
         said.append(f"eagle_config.{IDS} is {ids!r:.60}")
-    if not isinstance(_eagle(config).get("use_aux_hidden_state", True), bool):
-        said.append(f"eagle_config.use_aux_hidden_state is {_eagle(config)['use_aux_hidden_state']!r:.60}")
+    if not isinstance(eagle_config(config).get("use_aux_hidden_state", True), bool):
+        said.append(f"eagle_config.use_aux_hidden_state is {eagle_config(config)['use_aux_hidden_state']!r:.60}")
+    named = config.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        said.append(f"architectures is {named!r:.60}")
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key)
         if rope is not None and not isinstance(rope, dict):
             said.append(f"{key} is {rope!r:.60}")
-        elif rope and not KINDS["number"](rope.get("rope_theta", 1)):
-            said.append(f"{key}.rope_theta is {rope['rope_theta']!r:.60}")
+        else:
+            said += [f"{key}.{name} is {rope[name]!r:.60}" for name in ("rope_theta", "factor")
+                     if rope and not KINDS["number"](1 if rope.get(name) is None else rope[name])]
     return said
 
 
@@ -89,7 +97,7 @@ def read(config, version, dtype_flag="auto"):
     keys = {key: default if config.get(key) is None else config[key] for key, (_, default) in KEYS.items()}
     keys["num_key_value_heads"] = keys["num_key_value_heads"] or keys["num_attention_heads"]
     keys["head_dim"] = keys["head_dim"] or max(1, keys["hidden_size"] // keys["num_attention_heads"])
-    eagle, wider = _eagle(config), Version(version) >= WIDER
+    eagle, wider = eagle_config(config), Version(version) >= WIDER
     ids = eagle.get(IDS)
     num_aux = (keys["num_aux_hidden_states"] or (len(ids) if ids else 3)) if wider else 3
     theta, rope = rope_of(config, version)
@@ -129,7 +137,7 @@ def context_length(config):
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
     counts_from_it = "original_max_position_embeddings" not in rope and kind in ("linear", "dynamic", "yarn")
-    return int(config.get("max_position_embeddings", 2048) * (rope.get("factor", 1) if counts_from_it else 1))
+    return int((config.get("max_position_embeddings") or 2048) * ((rope.get("factor") or 1) if counts_from_it else 1))
 
 
 def faults(folder, read, target, engine):
@@ -183,7 +191,7 @@ def _states(config, read, target, engine, training):
 
 def _norms(config, read, target, engine, training):
     """Norms that the server has elsewhere, or not at all."""
-    eagle = _eagle(config)
+    eagle = eagle_config(config)
     if read.norm_output and not training.get("norm_output"):
         if training:
             yield "EY-CONFIG-21", "norm_output is true; the record says that the un-normed output was fed back"
@@ -209,7 +217,7 @@ def _positions(config, read, target, engine, training):
         yield "EY-CONFIG-28", f"the target's mrope_section is {target_rope['mrope_section']}"
     elif read.rope != wanted:
         yield "EY-CONFIG-16", f"the server reads {read.rope or 'no scaling'}, {says} {wanted or 'none'}", *level
-    context = int(engine.flags.get("context-length") or context_length(target.config))
+    context = number(engine.flags.get("context-length")) or context_length(target.config)
     if read.max_position_embeddings < context:
         absent = "" if config.get("max_position_embeddings") else " (absent)"
         yield "EY-CONFIG-19", f"{read.max_position_embeddings}{absent}, the target serves {context}"
@@ -235,7 +243,7 @@ def _wanted(training, key, of_target):
     return of_target, "no record says what was trained, the target has", ("note",)
 
 
-def _eagle(config):
+def eagle_config(config):
     """eagle_config as the server takes it: anything but a mapping counts as absent (model_runner.py:467-479)."""
     found = config.get("eagle_config")
     return found if isinstance(found, dict) else {}

@@ -201,7 +201,7 @@ def _fix(folder, target, engine, trained_boundaries):
     if (kind := folder.config.get("speculators_model_type", "eagle3")) != "eagle3":
         fix.cannot.append(f"speculators_model_type is {kind!r}; only eagle3 drafts can be brought into SGLang's form")
         return fix
-    for step in (_flatten, _rename, _architectures, _sizes, _vocabulary, _layer_ids, _rope, _dtype, _what_training_decided):
+    for step in (_flatten, _rename, _architectures, _sizes, _vocabulary, _layer_ids, _rope, _recorded, _dtype, _what_training_decided):
         step(fix)
     return fix
 
@@ -440,12 +440,22 @@ def _rope(fix):
     if isinstance(known, int | float) and (nested if nested is not None else theta) != known:
         fix.set("rope_theta", known, "recorded by training.json")
         fix.set("rope_parameters", {"rope_type": "default", **(inner or {}), "rope_theta": known}, "the same for transformers 5")
+    elif (fix.folder.training or {}).get("rope_scaling") == {} and (inner or {}).get("rope_type", "default") != "default" and known:
+        fix.set("rope_parameters", {"rope_type": "default", "rope_theta": known}, "training.json records no scaling")
     elif theta is None and nested is not None:
         fix.set("rope_theta", nested, "as rope_parameters has it; servers with transformers 4 read only this key")
     elif nested is None and inner is not None and theta is not None:
         fix.set("rope_parameters", {**inner, "rope_theta": theta}, "as rope_theta has it")
     elif theta is not None and nested is not None and theta != nested:
         fix.cannot.append(f"rope_theta is {theta} and rope_parameters has {nested}; which one was trained with is not recorded")
+
+
+def _recorded(fix):
+    """Other keys that the record decides."""
+    for key in ("rms_norm_eps", "norm_output"):
+        known = (fix.folder.training or {}).get(key)
+        if known is not None and fix.config.get(key, False) != known:
+            fix.set(key, known, "recorded by training.json")
 
 
 def _dtype(fix):

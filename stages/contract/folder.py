@@ -82,7 +82,7 @@ def _open(path):
     if len(weights) > FILE_LIMIT:
         raise Unreadable(f"{path} has {len(weights)} *.safetensors; expected one draft's, at most {FILE_LIMIT}")
     config = read_object(_inside(path, "config.json"))
-    training = read_object(_inside(path, "training.json")) if "training.json" in names else None
+    training = _record(_inside(path, "training.json")) if "training.json" in names else None
     placed = read_index(_inside(path, INDEX)) if INDEX in names else None
     if placed is not None:
         read = set(placed.values())
@@ -103,6 +103,22 @@ def _open(path):
     misses = sorted(tensor for tensor, name in (placed or {}).items() if tensor not in held.get(name, ()))
     return Folder(path, config, tensors, {n: h for n, h in left_out.items() if n not in tensors}, weights, pickles, misses,
                   training, repeated)
+
+
+def _record(path):
+    """training.json, which anybody may have written: Unreadable unless what is read of it has the kinds that export writes."""
+    read = read_object(path)
+    number = lambda value: type(value) in (int, float) and 0 < value < 1e30
+    kinds = {
+        "boundaries": lambda value: isinstance(value, list) and 0 < len(value) <= 64 and all(type(b) is int and b >= 0 for b in value),
+        "target_files": lambda value: isinstance(value, dict) and all(isinstance(digest, str) for digest in value.values()),
+        "rope_scaling": lambda value: isinstance(value, dict), "norm_output": lambda value: isinstance(value, bool),
+        "sliding_window": lambda value: type(value) is int, "rope_theta": number, "rms_norm_eps": number,
+        "target": lambda value: isinstance(value, str), "vocabulary": lambda value: isinstance(value, str)}
+    for key, right in kinds.items():
+        if read.get(key) is not None and not right(read[key]):
+            raise Unreadable(f"{path} has the {key} {read[key]!r:.60}; expected what export writes, or no training.json")
+    return {key: value for key, value in read.items() if value is not None}
 
 
 def _inside(path, name):

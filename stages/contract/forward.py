@@ -45,7 +45,7 @@ class ServedDraft:
         self.heads, self.groups, self.layers = c.num_attention_heads, c.num_key_value_heads, c.num_hidden_layers
         self.head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         self.frequency, self.rope_scale = rotary(c, self.head_dim)
-        new, eagle = self.version >= DEEPER, getattr(c, "eagle_config", None) or {}
+        new, eagle = self.version >= DEEPER, c.eagle_config if isinstance(getattr(c, "eagle_config", None), dict) else {}
         ids = eagle.get("eagle_aux_hidden_state_layer_ids") if new else None
         self.num_aux = (getattr(c, "num_aux_hidden_states", None) if new else None) or (len(ids) if ids else 3)
         self.state_size = getattr(c, "target_hidden_size", c.hidden_size)
@@ -311,7 +311,7 @@ def parsed(config, version):
         raise Refusal(f"num_hidden_layers is {c['num_hidden_layers']}; before 0.5.12 the server takes one layer only")
     try:
         parsed = AutoConfig.for_model(c.pop("model_type", None), **c)
-    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise Refusal(f"transformers cannot read the draft's config.json: {str(error).splitlines()[-1].strip()}") from None
     if getattr(parsed, "hidden_act", "silu") != "silu":
         raise Refusal(f"hidden_act is {parsed.hidden_act!r}; the server takes silu only")

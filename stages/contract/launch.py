@@ -51,10 +51,10 @@ def faults(folder, read, target, engine):
             keys = ["(not JSON)"]
         if keys:
             yield "EY-FLAG-04", f"it sets {', '.join(keys)}"
-    steps, topk, tokens = (_number(flags.get(f"speculative-{name}")) for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
+    steps, topk, tokens = (number(flags.get(f"speculative-{name}")) for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
     if steps and tokens and topk == 1 and tokens != steps + 1:
         yield "EY-FLAG-05", f"{steps} steps, {tokens} draft tokens"
-    window, trained = _number(flags.get("speculative-draft-window-size")), (folder.training or {}).get("sliding_window")
+    window, trained = number(flags.get("speculative-draft-window-size")), (folder.training or {}).get("sliding_window")
     if window != trained and (window or trained):
         yield "EY-FLAG-06", f"served {window or 'without a window'}, trained {trained or 'without'}"
     if flags.get("SGLANG_SIMULATE_ACC_LEN") not in (None, "", "-1", "0"):
@@ -62,7 +62,7 @@ def faults(folder, read, target, engine):
     for name in ("speculative-accept-threshold-single", "speculative-accept-threshold-acc"):
         if name in flags and str(flags[name]) not in ("1", "1.0"):
             yield "EY-FLAG-08", f"--{name} {flags[name]}"
-    tp = _number(flags.get("tp-size")) or 1
+    tp = number(flags.get("tp-size")) or 1
     if tp > 1:
         if read.num_attention_heads % tp:
             yield "EY-FLAG-10", f"{read.num_attention_heads} heads, tp {tp}"
@@ -73,7 +73,8 @@ def faults(folder, read, target, engine):
         yield "EY-FLAG-11", f"--speculative-token-map {flags['speculative-token-map']}"
 
 
-def _number(text):
+def number(text):
+    """The whole number of a flag, or None."""
     try:
         return int(text)
     except (TypeError, ValueError):

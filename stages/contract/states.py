@@ -8,12 +8,15 @@ from pathlib import Path
 
 import torch
 
-from stages.lib import files, parity, shards, traces
+from stages.lib import parity, shards, target as targets, traces
+from stages.lib.headers import read_object
+from stages.lib.refusal import Refusal
 
 IDENTIFIED = 0.5  # a boundary is found where its error is under half of the runner-up's, and of the state's own spread
 REPEATED = 0.975  # share of greedy answer tokens that the target says again; ties apart it is all of them
 TIE = 2**-6       # two logits this close, relative to the larger, change places with the batch's shape in bf16
 NOISE = 0.1       # quartile of the centred error: storing states in bf16 costs 0.02, in 8 bits 0.04, on a 30-layer target
+MANIFEST_LIMIT = 1_000_000_000  # bytes; a line for each document
 BAD_ROWS = 0.02   # share of a document's rows that may lie further off than halfway to another boundary
 
 
@@ -75,16 +78,16 @@ def states(documents, engine, expected, greedy=True):
 
     engine: the target (engines.transformers_engine.Engine). greedy: the answers were decoded at temperature 0.
     """
-    broken = False
+    short, wild = [], []
     for d in documents:
         if len(d.aux) != len(d.ids) or d.last is not None and len(d.last) != len(d.ids):
-            broken = True
-            yield "EY-STATE-01", f"{d.name}: {len(d.aux)} rows of states for {len(d.ids)} tokens"
+            short.append(f"{d.name}: {len(d.aux)} rows of states for {len(d.ids)} tokens")
         elif not (finite := torch.isfinite(torch.cat([d.aux, *([] if d.last is None else [d.last])], 1).float()).all(1)).all():
-            broken = True
             bad = (~finite).nonzero()[:, 0].tolist()
-            yield "EY-STATE-06", f"{d.name}: {len(bad)} of {len(d.ids)} rows are not finite, the first is row {bad[0]}"
-    if broken:
+            wild.append(f"{d.name}: {len(bad)} of {len(d.ids)} rows are not finite, the first is row {bad[0]}")
+    yield from together("EY-STATE-01", short)
+    yield from together("EY-STATE-06", wild)
+    if short or wild:
         return
     reference = []
     for d in documents:
@@ -210,12 +213,13 @@ def answers(documents, reference, engine):
 
 def masks(documents):
     """EY-STATE-08: is the answer supervised, and nothing else?"""
+    told = []
     for d in documents:
         if d.loss_mask is None:
             continue
         mask = d.loss_mask.bool()
         if not mask.any():
-            yield "EY-STATE-08", f"{d.name}: no token of {len(mask)} is supervised"
+            told.append(f"{d.name}: no token of {len(mask)} is supervised")
         elif d.first is not None:
             right = torch.arange(len(mask)) >= d.first
             outside, missed = int((mask & ~right).sum()), int((right & ~mask).sum())
@@ -223,19 +227,37 @@ def masks(documents):
                 inner = lambda x, n: x[max(0, n):len(x) + min(0, n)]
                 steps = [n for n in (-2, -1, 1, 2) if torch.equal(inner(mask, n), inner(right, -n))]
                 moved = f"; it is the right one moved by {steps[0]:+d}" if steps else ""
-                yield "EY-STATE-08", (f"{d.name}: the mask covers {outside} tokens before the answer and misses {missed} of its "
-                                      f"{int(right.sum())}{moved}")
+                told.append(f"{d.name}: the mask covers {outside} tokens before the answer and misses {missed} of its "
+                            f"{int(right.sum())}{moved}")
+    yield from together("EY-STATE-08", told)
 
 
-def of_states(directory, engine, traces_directory=None, count=4):
-    """`states` for a few documents of data/states, spread evenly, with their traces where there are any."""
-    directory = Path(directory)
-    about = files.read_json(directory / "manifest.json")
-    held = shards.States([directory / shard["file"] for shard in about["shards"]], about)
-    rows = {(row["id"], row["turn"]): row for row in traces.read(traces_directory)} if traces_directory else {}
-    picked = [i * len(held.lengths) // min(count, len(held.lengths)) for i in range(min(count, len(held.lengths)))]
+def together(code, sentences):
+    """One fault of several documents."""
+    if sentences:
+        yield code, "; ".join(sentences[:3]) + (f"; and {len(sentences) - 3} more documents" if len(sentences) > 3 else "")
+
+
+def of_states(directory, engine, traces_path=None, count=4, target=None):
+    """`states` for a few documents of data/states, spread evenly, with their traces where there are any.
+
+    traces_path: their folder or one file of them. target: the digest of the target that the states must be of, where it is known.
+    Refusal for a folder that is none of extract's.
+    """
+    about, held = opened(directory)
+    if target and about.get("target", target) != target:
+        yield "EY-STATE-10", f"the states are of the target {about['target']:.12}, the draft was trained on {target[:12]}"
+        return
+    if foreign := swapped(directory, about):
+        yield "EY-STATE-09", "; ".join(foreign)
+        return
+    held = held()
+    rows = {(row.get("id"), row.get("turn")): row for row in (read_traces(traces_path) if traces_path else [])}
+    if len(about["documents"]) != len(held.lengths):
+        yield "EY-STATE-09", f"the shards hold {len(held.lengths)} documents, the manifest names {len(about['documents'])}"
+        return
     documents = []
-    for index in picked:
+    for index in [i * len(held.lengths) // min(count, len(held.lengths)) for i in range(min(count, len(held.lengths)))]:
         tensors, name = held.document(index), tuple(about["documents"][index])
         row, ids = rows.get(name), tensors["input_ids"].tolist()
         if row and row["prompt_ids"] + row["response_ids"] != ids:
@@ -243,5 +265,53 @@ def of_states(directory, engine, traces_directory=None, count=4):
             return
         documents.append(Document(f"document {name[0]} turn {name[1]}", ids, tensors["aux"], tensors["last"], tensors["loss_mask"],
                                   len(row["prompt_ids"]) if row else None))
-    greedy = not traces_directory or files.read_json(Path(traces_directory) / "manifest.json")["generate"]["temperature"] == 0
-    yield from states(documents, engine, about["boundaries"], greedy)
+    yield from states(documents, engine, about["boundaries"], traces_path is not None and greedy(traces_path))
+
+
+def opened(directory):
+    """(manifest, function that opens the shards) of a folder as extract writes it; Refusal for any other."""
+    path = Path(directory) / "manifest.json"
+    about = read_object(path, MANIFEST_LIMIT)
+    try:
+        names = [shard["file"] for shard in about["shards"] if shard["sha256"] and Path(shard["file"]).name == shard["file"]]
+        right = (len(names) == len(about["shards"]) > 0 and about["dtype"] in shards.DTYPES and about["boundaries"]
+                 and all(type(b) is int for b in about["boundaries"])
+                 and all(isinstance(name, str) and type(turn) is int for name, turn in about["documents"]))
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise Refusal(f"{path} does not say boundaries, dtype, documents and shards; expected data/states as extract writes it")
+    return about, lambda: shards.States([Path(directory) / name for name in names], about)
+
+
+def swapped(directory, about):
+    """Sentences on shards that are not the ones of the manifest. Digests are remembered (stages/lib/target.py)."""
+    said = []
+    for shard in about["shards"]:
+        found = targets.digests(directory, [shard["file"]])[shard["file"]] if (Path(directory) / shard["file"]).is_file() else None
+        if found != shard["sha256"]:
+            said.append(f"{shard['file']} has sha256 {(found or 'none: no such file')[:12]}, the manifest lists {shard['sha256'][:12]}")
+    return said
+
+
+def read_traces(path):
+    """The rows of a traces folder, or of one file of them. Refusal for what is none."""
+    path = Path(path)
+    if not (path.is_dir() or path.is_file()):
+        raise Refusal(f"{path} is no file; expected traces, one JSON object with prompt_ids and response_ids a line")
+    try:
+        rows = traces.read(path) if path.is_dir() else traces.read_file(path)
+    except (UnicodeDecodeError, RecursionError, OSError) as error:
+        raise Refusal(f"{path} holds no traces: {error}") from None
+    for row in rows:
+        for key in ("prompt_ids", "response_ids"):
+            if not (isinstance(row[key], list) and all(type(token) is int for token in row[key])):
+                raise Refusal(f"{path}: a row has the {key} {row[key]!r:.60}; expected a list of token ids")
+    return rows
+
+
+def greedy(path):
+    """Does the traces' manifest say temperature 0? Where none lies beside them, nothing is asked of the answers."""
+    manifest = (Path(path) if Path(path).is_dir() else Path(path).parent) / "manifest.json"
+    generate = read_object(manifest).get("generate") if manifest.is_file() else None
+    return isinstance(generate, dict) and generate.get("temperature") == 0

@@ -8,7 +8,7 @@ import re
 import torch
 from packaging.version import Version
 
-from stages.contract.config import NORM_BEFORE_FC, WIDER
+from stages.contract.config import NORM_BEFORE_FC, WIDER, eagle_config
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 OLD_NAMES = {"midlayer": "layers.0", "aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
@@ -135,7 +135,7 @@ def _dropped(folder, read, target, dropped):
     for code, pattern in DROPPED.items():
         if names := [name for name in rest if pattern.search(name)]:
             rest = [name for name in rest if name not in names]
-            declared = read.norm_before_fc or (folder.config.get("eagle_config") or {}).get("norm_before_fc")
+            declared = read.norm_before_fc or eagle_config(folder.config).get("norm_before_fc")
             if code != "EY-TENSOR-08" or not declared:  # else EY-CONFIG-23 has said it
                 yield code, f"{_some(names)} in the file"
     if rest:

@@ -46,8 +46,8 @@ def rule_table():
     rows = [[", ".join(row.classes), row.since, row.shift,
              "yes" if row.last else "no", row.where, row.how] for row in rules.RULES]
     return ("## Engine rules: from ids to boundaries\n\nBoundary b is the residual stream that enters layer b. A row holds from its "
-            f"release until the class's next row; checked releases: {', '.join(rules.versions())}. Without ids every class takes the "
-            "boundaries 2, n/2, n-3.\n\n"
+            f"release until the class's next row; checked releases: {', '.join(rules.versions())}. Without ids a class takes the "
+            "boundaries 2, n/2, n-3 (MiniMax-M3's vision class one more of each).\n\n"
             + table(["target class", "since", "an id is", "last layer's output", "where", "how established"], rows))
 
 

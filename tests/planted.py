@@ -335,7 +335,12 @@ def kimi_ids_of_0_5_13(p):
 
 
 def descending(p):
-    p.eagle[IDS] = p.eagle[IDS][::-1]
+    """Trained in the config's order; with ascending training the server's own order would make it right."""
+    p.eagle[IDS], p.training["boundaries"] = p.eagle[IDS][::-1], p.training["boundaries"][::-1]
+
+
+def descending_without_record(p):
+    p.eagle[IDS], p.training = p.eagle[IDS][::-1], None
 
 
 def twice(p):
@@ -558,7 +563,8 @@ PLANTS = {
     "EY-CONFIG-28": [mrope_target], "EY-CONFIG-29": [quantization_config], "EY-CONFIG-30": [one_state],
     "EY-CONFIG-31": [text_for_a_number], "EY-CONFIG-32": [eagle31_on_an_old_server],
     "EY-RULE-01": [class_without_capture], "EY-RULE-02": [class_that_captures_nothing],
-    "EY-RULE-03": [one_too_high, boundaries_for_ids, ids_of_an_older_deepseek, kimi_ids_of_0_5_13], "EY-RULE-04": [descending],
+    "EY-RULE-03": [one_too_high, boundaries_for_ids, ids_of_an_older_deepseek, kimi_ids_of_0_5_13],
+    "EY-RULE-04": [descending, descending_without_record],
     "EY-RULE-05": [twice], "EY-RULE-06": [last_layer, far_away], "EY-RULE-07": [from_the_end], "EY-RULE-08": [a_state_too_few],
     "EY-RULE-09": [shallow_defaults], "EY-RULE-11": [gemma_without_residual], "EY-RULE-13": [graphs_with_default_ids],
     "EY-VOCAB-01": [no_map], "EY-VOCAB-02": [float_map], "EY-VOCAB-03": [absolute_map, absolute_map_without_record],

@@ -147,6 +147,12 @@ def test_a_healthy_change_raises_nothing(plan, change, tmp_path):
     assert codes(found(changed, tmp_path / "draft")) == []
 
 
+def test_ids_out_of_order_are_no_fault_of_a_draft_that_was_trained_on_ascending_states(plan, tmp_path):
+    changed = plan.copy()
+    changed.eagle[planted.IDS] = changed.eagle[planted.IDS][::-1]
+    assert found(changed, tmp_path / "draft") == []
+
+
 def test_the_default_boundaries_need_no_ids(tmp_path):
     plan = healthy(tmp_path / "made", target_folder(tmp_path / "target"), boundaries=(2, 5, 7))
     planted.no_ids(plan)

@@ -39,13 +39,15 @@ def main():
     tensors = {name: w.detach() for name, w in draft.named_parameters()}
     served_folder.write(out, draft.shape, {**tensors, "d2t": d2t}, about, taps, ids, p.export.dtype)
     findings = check.check(open_folder(out), check.target_of(folder), check.Engine(p.export.sglang))
-    if not any(f.level == "fault" for f in findings):  # else the forwards differ for a reason that has been named
+    if not check.wrong(findings):  # else the forwards differ for a reason that has been named
         draft.load_state_dict(served_folder.rounded(tensors, p.export.dtype))
         served = ServedDraft(out, draft.embed, weights["head"].float(), version=p.export.sglang)
         findings += check.sorted_findings(probes.forward(draft, served))
 
     if p.train.init not in warm_start.FRESH:
         findings += start_of(p, about, folder, taps)
+
+    # Place of the live half, for an engine that serves: this draft for a few requests, the width that reaches it, calls of fc.
 
     # The target's own side: its words, its states, and how fast it gives them.
     read = prompts.read(p.prompts.files, p.prompts.limit, p.prompts.max_bad)
@@ -60,7 +62,7 @@ def main():
     findings += check.sorted_findings(over_budget(need, len(taps), about, p, speed))
     report = {"boundaries": taps, "ids": ids, "sglang": p.export.sglang, "target": about["architecture"], "plan": need,
               "tokens_per_s": {name: round(value) for name, value in speed.items()}, "parity": figures,
-              "findings": [{"code": f.code, "level": f.level, "evidence": f.evidence, "remedy": f.remedy} for f in findings]}
+              "findings": [f.as_dict() for f in findings]}
     files.write_json(state.piece("preflight", "report.json"), report)
     for note in (f for f in findings if f.level == "note"):
         print(f"preflight: note: {note}", flush=True)
@@ -103,13 +105,12 @@ def start_of(p, about, folder, taps):
     """Findings on the draft that training is to go on from; a Refusal for what this trainer does not build."""
     init = warm_start.opened(p.train.init, p.train.init_sha256)
     known = dialects.learn(init)
-    trained = (init.training or {}).get("boundaries")
-    if trained != taps:
+    if init.boundaries != taps:
         raise Refusal(f"train.init {p.train.init}: trained on {known}, the plan captures the boundaries {taps}; set capture.layer_ids to "
                       "its boundaries, or write them into its training.json where nothing records them")
     engine = check.Engine(p.export.sglang)
     findings = [f for f in check.check(init, check.target_of(folder), engine) if f.code not in RETARGETED]
-    if any(f.level == "fault" for f in findings):
+    if check.wrong(findings):
         print(f"preflight: train.init is not ready; if the faults are ones of layout: python -m tools.doctor {p.train.init} --target "
               f"{folder} --fix OUT, and set train.init to OUT", flush=True)
         return findings

@@ -153,6 +153,31 @@ def test_ids_out_of_order_are_no_fault_of_a_draft_that_was_trained_on_ascending_
     assert found(changed, tmp_path / "draft") == []
 
 
+def without_record(p, architecture, ids):
+    p.training = None
+    p.set_target(architectures=[architecture], num_hidden_layers=61)
+    p.eagle[planted.IDS] = ids
+
+
+@pytest.mark.parametrize("architecture, ids, level", [
+    ("LlamaForCausalLM", [2, 30, 58], "note"),         # outputs of layers, as most trainers write them, are what it captures
+    ("DeepseekV3ForCausalLM", [2, 30, 58], "open"),    # the story: right as boundaries, wrong as outputs
+    ("DeepseekV3ForCausalLM", [1, 29, 57], "note")])
+def test_what_ids_meant_in_training_is_asked_where_it_decides(plan, architecture, ids, level, tmp_path):
+    changed = plan.copy()
+    without_record(changed, architecture, ids)
+    said = {f.code: f for f in found(changed, tmp_path / "draft")}
+    assert said["EY-RULE-14"].level == level and "outputs of layers" in said["EY-RULE-14"].evidence
+
+
+@pytest.mark.parametrize("config", [
+    {"num_hidden_layers": 10**6}, {"num_hidden_layers": 10**9}, {"num_aux_hidden_states": 2 * 10**6, "fc_norm": True}])
+def test_a_config_cannot_make_the_check_build_millions_of_layers(plan, config, tmp_path):
+    changed = plan.copy()
+    changed.config |= config
+    assert codes(found(changed, tmp_path / "draft")) == ["EY-CONFIG-31"]
+
+
 def test_the_default_boundaries_need_no_ids(tmp_path):
     plan = healthy(tmp_path / "made", target_folder(tmp_path / "target"), boundaries=(2, 5, 7))
     planted.no_ids(plan)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.contract import check, dialects
+from stages.contract import check, dialects, probes
 from stages.contract.faults import FAULTS, NOTES
 from stages.contract.folder import open_folder
 from stages.lib import files, shards, vocabulary
@@ -101,7 +101,7 @@ def test_the_trained_draft_is_healthy_in_every_way(patient):
         report = patient.examined(*words)
         assert report["healthy"] and report["findings"] == [], report
         assert "--static" in words or report["tau"] > 3 and report["figures"]["offline"].startswith("tau 3.")
-    assert report["trainer"] == "Eyrie" and report["trained_on"] == "boundaries [1, 3, 5] (training.json)"
+    assert report["trainer"] == "Eyrie" and report["trained_on"] == "on the boundaries [1, 3, 5] (training.json)"
 
 
 @pytest.mark.parametrize("options", [
@@ -635,6 +635,7 @@ PEERS = {1: "STATE-08", 2: "STATE-08", 3: "TARGET-02", 6: "STATE-01", 7: "STATE-
          10: "STATE-06 STATE-09", 12: "VOCAB-07 VOCAB-08", 13: "VOCAB-10", 14: "TENSOR-02 TENSOR-04 TENSOR-09 CONFIG-22",
          16: "FORWARD-01 FORWARD-02", 19: "CONFIG-19 CONFIG-16", 20: "FLAG-01 FLAG-02 TAU-01", 24: "TARGET-04"}
 ELSEWHERE = {"EY-TAU-02", "EY-TARGET-04",  # above, in tests of their own
+             "EY-RULE-14",  # tests/test_contract.py: an open question, no fault
              "EY-FORWARD-01", "EY-FORWARD-02", "EY-FORWARD-03",  # tests/test_probes.py
              "EY-TENSOR-13", "EY-TENSOR-14",  # tests/test_contract.py, on an MLA draft
              "EY-PLAN-01", "EY-PLAN-02"}  # tests/pipeline: of a plan, not of a draft
@@ -645,3 +646,49 @@ def test_every_row_of_the_contract_is_planted_or_needs_a_running_server():
     assert SECTION_8.keys() | RUNTIME == set(range(1, 31)) and not SECTION_8.keys() & RUNTIME and len(PEERS) >= 15
     asked = {f"EY-{code}" for rows in (SECTION_8, PEERS) for text in rows.values() for code in text.split()}
     assert asked <= named and named == set(FAULTS) and set(planted.NOTED) == set(NOTES)
+
+
+# --- what the doctor does not know ---
+
+def test_a_note_on_the_vocabulary_neither_ends_nor_heals_anything(plan, healthy_run, tmp_path, monkeypatch):
+    """A draft that accepts nothing stays a fault beside a note."""
+    monkeypatch.setattr(probes, "coverage", lambda d2t, answers: [("EY-VOCAB-10", "covers 90 %", "note")])
+    report = examined(healthy_run.export, healthy_run.target, "--traces", healthy_run.traces)
+    assert report["healthy"] and [f["level"] for f in report["findings"] if f["code"] == "EY-VOCAB-10"] == ["note"]
+    dead = plan.copy()
+    noise = torch.Generator().manual_seed(0)
+    dead.tensors = {n: w if n == "d2t" else torch.randn(w.shape, generator=noise).to(w.dtype) for n, w in dead.tensors.items()}
+    dead.write(tmp_path / "dead")
+    assert codes(examined(tmp_path / "dead", healthy_run.target, "--traces", healthy_run.traces)) == ["EY-TAU-01"]
+
+
+def test_what_was_asked_for_and_cannot_be_done_is_no_health(plan, healthy_run, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text((healthy_run.target / "config.json").read_text())
+    for words in (["--search"], ["--states", str(healthy_run.states)]):
+        with pytest.raises(Refusal, match="needs the target's weights"):
+            examined(healthy_run.export, bare, *words)
+    with pytest.raises(Refusal, match="does not exist"):
+        examined(healthy_run.export, healthy_run.target, "--traces", tmp_path / "nope")
+
+
+def test_an_option_against_the_record_is_refused(healthy_run):
+    with pytest.raises(Refusal, match="records the boundaries"):
+        examined(healthy_run.export, healthy_run.target, "--static", "--trained-on", "boundaries")
+
+
+def test_an_open_question_is_neither_healthy_nor_a_fault(plan, healthy_run, tmp_path):
+    changed = plan.copy()
+    changed.training = None
+    changed.write(tmp_path / "draft")
+    target = tmp_path / "deepseek"
+    target.mkdir()
+    config = json.loads((healthy_run.target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "architectures": ["DeepseekV3ForCausalLM"]}))
+    ids = changed.eagle[planted.IDS]
+    report = examined(tmp_path / "draft", target, "--static")
+    expected = {True: True, False: None}[ids[0] == 1]
+    assert report["healthy"] is expected and "EY-RULE-14" in [f["code"] for f in report["findings"]]
+    assert examined(tmp_path / "draft", target, "--static", "--fix", tmp_path / "fixed")["fix"]["out"] is None or \
+        "boundaries" not in json.loads((tmp_path / "fixed/training.json").read_text())

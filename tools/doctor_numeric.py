@@ -15,66 +15,80 @@ PROMPTS = Path(__file__).resolve().parents[1] / "data/prompts/eval"
 SETS = ("chat.jsonl", "maths.jsonl", "code.jsonl", "rewriting.jsonl")
 
 
-def examine(folder, target, engine, options, report, wrong):
-    """Findings of the numeric checks; figures and sentences go into `report`. wrong: there are static faults, so only search."""
+def examine(folder, target, engine, options, report, static_faults):
+    """Findings of the numeric checks; figures and sentences go into `report`. static_faults: there are some, so only search is asked."""
     own = head_and_norm(target)
     embed, head = own["embed"].float(), own["head"].float()
-    found = [] if wrong else [*check.values(folder, engine), *identity.weights(folder, target)]
+    found = [] if static_faults else [*check.values(folder, engine), *identity.weights(folder, target)]
     read = config.read(folder.config, engine.version, engine.flags.get("dtype", "auto"))
     if read.target_hidden_size == read.hidden_size:  # else the draft keeps its own
         found += probes.embedding({name: folder.read(name) for name in folder.tensors if name.endswith("embed_tokens.weight")}, embed)
     model = load(target, options)
-    if options.states and not wrong:
+    if options.states and not static_faults:
         found += states.of_states(options.states, model, options.traces, target=(folder.training or {}).get("target"))
         if not options.traces:
             report["said"].append("the states' masks and answers were not compared with their traces (--traces)")
+    findings = check.sorted_findings(found)
+    explained = static_faults or check.wrong(findings)
     try:
-        replayed = replay(folder, target, engine, options, report, model, read, embed, head, wrong)
+        served, boundaries = runnable(folder, target, engine, read, embed, head)
+        answers, where = answers_for(options, model, target)
+        report["figures"]["answers"] = f"{len(answers)} of {sum(len(r) for _, r in answers)} tokens in all, {where}"
+        if not static_faults:
+            findings += check.sorted_findings(covered(folder, read, engine, answers))
+        verdict = searched if options.search else replayed
+        judged = check.sorted_findings(verdict(served, model, boundaries, answers, report))
     except (Refusal, RuntimeError, IndexError) as error:  # shapes that do not fit end a run anywhere
-        if not (found or wrong):
+        if not (explained or isinstance(error, NotRunnable)):
             raise
         report["said"].append(f"the draft was not run: {(str(error) or repr(error)).splitlines()[0]:.300}")
-        replayed = []
-    for code, evidence in replayed:
-        if code == "EY-TAU-01" and (found or wrong):  # its cause says that nothing else is wrong
-            report["said"].append(evidence)
-        else:
-            found.append((code, evidence))
-    return check.sorted_findings(found)
+        return findings
+    if explained or check.wrong(findings):  # EY-TAU-01 is for a draft that accepts nothing although nothing else is wrong
+        report["said"] += [f.evidence for f in judged if f.code == "EY-TAU-01"]
+        judged = [f for f in judged if f.code != "EY-TAU-01"]
+    return findings + judged
 
 
-def replay(folder, target, engine, options, report, model, read, embed, head, wrong):
-    """[(code, evidence)] from running the draft on answers of the target. Refusal where there are no answers."""
+class NotRunnable(Refusal):
+    """The server would not run this draft either, or this replay cannot."""
+
+
+def runnable(folder, target, engine, read, embed, head):
+    """(ServedDraft, boundaries that the server captures). NotRunnable with the reason."""
     try:
         served = ServedDraft((folder.config, {name: folder.read(name) for name in folder.tensors}), embed, head, engine.version)
     except Refusal as refusal:
-        report["said"].append(f"the draft cannot be run: {refusal}")
-        return []
-    boundaries = ids.captured(engine.version, target, read.ids) or (folder.training or {}).get("boundaries")
+        raise NotRunnable(str(refusal)) from None
+    boundaries = ids.captured(engine.version, target, read.ids) or folder.boundaries
     if not boundaries or len(boundaries) != read.num_aux:
-        report["said"].append(f"the draft cannot be run: the server captures the boundaries {boundaries}, fc takes {read.num_aux} states")
-        return []
-    answers, where = answers_for(options, model, target)
-    report["figures"]["answers"] = f"{len(answers)} of {sum(len(r) for _, r in answers)} tokens in all, {where}"
-    found, (placed, _) = [], tensors.placed(folder, read, engine.version)
-    if "d2t" in placed and not wrong:
-        found += probes.coverage(folder.read(placed["d2t"]), answers)
-    if options.search:
-        with progress.bar("search", None, "convention") as bar:
-            rows = search.search(served, model, boundaries, answers, tick=lambda name: bar.update(1))
-        report["search"] = [{"name": row.name, "change": row.change, "tau": round(row.tau, 3), "difference": round(row.difference, 3),
-                             "lo": round(row.lo, 3), "hi": round(row.hi, 3)} for row in rows]
-        report["figures"]["offline"] = f"tau {rows[0].tau:.3f} as served, chain {verifier.HEADLINE_CHAIN}"
-        verdict, report["tau"] = search.verdict(rows), round(float(rows[0].tau), 4)
-    else:
-        as_served = search.Convention("as served", "served", "nothing", served, list(boundaries))
-        histograms = [search.histogram(as_served, prompt + response, len(prompt), candidates(model, prompt + response),
-                                       verifier.HEADLINE_CHAIN) for prompt, response in answers]
-        t = metrics.tau_with_interval(histograms, 1000, 0)
-        report["figures"]["offline"] = f"tau {t['tau']} [{t['tau_lo']}, {t['tau_hi']}], n {t['n']}, chain {verifier.HEADLINE_CHAIN}, T=0"
-        verdict, report["tau"] = probes.acceptance(histograms), t["tau"]
-    # A vocabulary that misses the answers explains a draft that accepts nothing.
-    return found + [(code, evidence) for code, evidence in verdict if not (found and code == "EY-TAU-01")]
+        raise NotRunnable(f"the server captures the boundaries {boundaries}, fc takes {read.num_aux} states")
+    return served, boundaries
+
+
+def covered(folder, read, engine, answers):
+    placed, _ = tensors.placed(folder, read, engine.version)
+    return probes.coverage(folder.read(placed["d2t"]), answers) if "d2t" in placed else []
+
+
+def searched(served, model, boundaries, answers, report):
+    """The verdict of the search over conventions; its table goes into the report."""
+    with progress.bar("search", None, "convention") as bar:
+        rows = search.search(served, model, boundaries, answers, tick=lambda name: bar.update(1))
+    report["search"] = [{"name": row.name, "change": row.change, "tau": round(row.tau, 3), "difference": round(row.difference, 3),
+                         "lo": round(row.lo, 3), "hi": round(row.hi, 3)} for row in rows]
+    report["figures"]["offline"] = f"tau {rows[0].tau:.3f} as served, chain {verifier.HEADLINE_CHAIN}"
+    report["tau"] = round(float(rows[0].tau), 4)
+    return search.verdict(rows)
+
+
+def replayed(served, model, boundaries, answers, report):
+    """The verdict on the served convention alone; its acceptance length goes into the report."""
+    histograms = [search.as_served(served, boundaries, prompt, response, states.candidates(model, prompt + response))
+                  for prompt, response in answers]
+    t = metrics.tau_with_interval(histograms, 1000, 0)
+    report["figures"]["offline"] = f"tau {t['tau']} [{t['tau_lo']}, {t['tau_hi']}], n {t['n']}, chain {verifier.HEADLINE_CHAIN}, T=0"
+    report["tau"] = t["tau"]
+    return probes.acceptance(histograms)
 
 
 def head_and_norm(target):
@@ -96,12 +110,6 @@ def load(target, options):
     except Exception as error:  # whatever the model's class, or the reader of its files, makes of a folder that is none
         raise Refusal(f"the target in {target.folder} cannot be run here ({(str(error) or repr(error)).splitlines()[0]:.200}); --static "
                       "checks the files alone") from None
-
-
-def candidates(model, sequence):
-    """[n, B+1, H]: the sequence's states at every boundary, and behind them the post-norm last one."""
-    (aux, last), = model.capture([sequence], list(range(len(model.decoder.layers) + 1)))
-    return torch.cat([aux, last], 1).unflatten(1, (-1, last.shape[1]))
 
 
 def answers_for(options, model, target):
@@ -140,7 +148,8 @@ def made(options, model, target):
         raise Refusal(f"{target.folder} has no tokenizer.json to make answers with; give token ids with --traces or --states")
     tok, paths = chat.tokenizer(target.folder), [str(PROMPTS / name) for name in SETS]
     read = prompts.read([path for path in paths if Path(path).is_file()], None, 1.0).rows
-    some = [read[i * len(read) // options.answers] for i in range(options.answers)]
+    count = min(options.answers, len(read))
+    some = [read[i * len(read) // count] for i in range(count)]
     try:
         asked = [chat.render(tok, chat.messages(row, [])) for row in some]
     except ValueError as error:  # no chat template

@@ -9,17 +9,18 @@ from packaging.version import InvalidVersion, Version
 
 from stages.contract import config, identity, ids, launch, rules, tensors, vocabulary
 from stages.contract.faults import FAULTS, NOTES
-from stages.lib import files
+from stages.lib.headers import read_object
 from stages.lib.refusal import Refusal
 
 PINNED = "0.5.15.post1"
+LEVELS = ("fault", "open", "note")
 
 
 @dataclass(frozen=True)
 class Finding:
     code: str
     evidence: str
-    level: str = "fault"  # or "note": worth knowing, no reason to refuse
+    level: str = "fault"  # "open": nobody can tell without knowing more; "note": worth knowing, no reason to refuse
 
     @property
     def cause(self):
@@ -28,6 +29,9 @@ class Finding:
     @property
     def remedy(self):
         return FAULTS[self.code].remedy
+
+    def as_dict(self):
+        return {"code": self.code, "level": self.level, "cause": self.cause, "evidence": self.evidence, "remedy": self.remedy}
 
     def __str__(self):
         return f"{self.code} {self.cause}: {self.evidence}; {self.remedy}"
@@ -65,14 +69,14 @@ def target_of(folder):
     """The Target in a model folder. Refusal when it has no usable config.json."""
     folder = Path(folder)
     try:
-        found = files.read_json(folder / "config.json")
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_object(folder / "config.json")
+    except OSError as error:
         raise Refusal(f"{folder / 'config.json'} cannot be read ({error}); expected a target's folder") from None
-    nested = found.get("text_config") if isinstance(found, dict) else None
+    nested = found.get("text_config")
     if isinstance(nested, dict):
         found = {**found, **nested, "architectures": found.get("architectures")}
     wanted = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
-    if lacking := [key for key in wanted if not (isinstance(found, dict) and found.get(key))]:
+    if lacking := [key for key in wanted if not found.get(key)]:
         raise Refusal(f"{folder / 'config.json'} lacks {', '.join(lacking)}; expected a language model's config")
     if wrong := config.wrong_kinds({key: found.get(key) for key in config.OF_TARGET}):
         raise Refusal(f"{folder / 'config.json'} is no language model's config: {'; '.join(wrong)}")
@@ -123,16 +127,23 @@ def values(folder, engine):
 
 def sorted_findings(found):
     """Findings of (code, evidence[, level]) tuples, faults first, each in the order of the table."""
-    order = list(FAULTS)
-    made = [Finding(code, evidence, *(level or (["note"] if code in NOTES else []))) for code, evidence, *level in found]
-    return sorted(made, key=lambda f: (f.level != "fault", order.index(f.code)))
+    return ordered(Finding(code, evidence, *(level or (["note"] if code in NOTES else []))) for code, evidence, *level in found)
+
+
+def ordered(findings):
+    place = list(FAULTS).index
+    return sorted(findings, key=lambda f: (LEVELS.index(f.level), place(f.code)))
+
+
+def wrong(findings):
+    """Is there a fault among them? Notes and open questions are none."""
+    return any(f.level == "fault" for f in findings)
 
 
 def refuse(findings, what):
     """A Refusal that lists every fault among `findings`; notes alone refuse nothing."""
-    wrong = [f for f in findings if f.level == "fault"]
-    if wrong:
-        raise Refusal(f"{what} breaks the serving contract:\n  " + "\n  ".join(map(str, wrong)))
+    if faults := [f for f in findings if f.level == "fault"]:
+        raise Refusal(f"{what} breaks the serving contract:\n  " + "\n  ".join(map(str, faults)))
 
 
 def _files(folder):

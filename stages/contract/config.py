@@ -19,10 +19,10 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 # key: (kind, what LlamaConfig or the server takes where it is absent). Kinds: "count" is an integer over 0.
 KEYS = {
-    "hidden_size": ("count", 4096), "intermediate_size": ("count", 11008), "num_hidden_layers": ("count", 32),
+    "hidden_size": ("count", 4096), "intermediate_size": ("count", 11008), "num_hidden_layers": ("few", 32),
     "num_attention_heads": ("count", 32), "num_key_value_heads": ("count", None), "head_dim": ("count", None),
     "vocab_size": ("count", 32000), "draft_vocab_size": ("count", None), "target_hidden_size": ("count", None),
-    "num_aux_hidden_states": ("count", None), "max_position_embeddings": ("count", 2048),
+    "num_aux_hidden_states": ("few", None), "max_position_embeddings": ("count", 2048),
     "rms_norm_eps": ("number", 1e-6), "rope_theta": ("number", None),
     "tie_word_embeddings": ("flag", False), "bias": ("flag", False), "attention_bias": ("flag", False), "fc_norm": ("flag", False),
     "use_aux_norm": ("flag", False), "norm_output": ("flag", False), "norm_before_fc": ("flag", False),
@@ -36,6 +36,7 @@ KEYS = {
 OF_TARGET = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_parameters",
              "rope_scaling", "architectures")
 KINDS = {
+    "few": lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v <= 1000,  # each is built in a loop
     "count": lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v < 2**40,
     "number": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 1e30,
     "flag": lambda v: isinstance(v, bool),
@@ -146,10 +147,11 @@ def faults(folder, read, target, engine):
         yield "EY-CONFIG-27", f"transformer_layer_config holds {', '.join(sorted(folder.config['transformer_layer_config'])[:6])}, ..."
         return  # every other key is missing for that reason
     for part in (_class, _states, _norms, _positions, _numbers):
-        yield from part(folder.config, read, target, engine, folder.training or {})
+        yield from part(folder, read, target, engine)
 
 
-def _class(config, read, target, engine, training):
+def _class(folder, read, target, engine):
+    config = folder.config
     version = Version(engine.version)
     if read.architecture not in (LLAMA, MLA):
         yield "EY-CONFIG-01", f"architectures is {config.get('architectures')!r:.80}; expected [{LLAMA!r}] or [{MLA!r}]"
@@ -165,12 +167,13 @@ def _class(config, read, target, engine, training):
         yield "EY-CONFIG-32", f"{', '.join(what for what, found in needs.items() if found)}: from SGLang {WIDER} on; this is {version}"
 
 
-def _states(config, read, target, engine, training):
+def _states(folder, read, target, engine):
     """Which states reach the draft."""
+    config = folder.config
     if not read.use_aux:
         yield "EY-CONFIG-05", "eagle_config.use_aux_hidden_state is false"
     if read.ids is None:
-        elsewhere, trained = _find(config, IDS), training.get("boundaries")
+        elsewhere, trained = _find(config, IDS), folder.boundaries
         default = captured(engine.version, target, None)
         if elsewhere:
             yield "EY-CONFIG-04", f"{IDS} stands at {elsewhere}; the server reads eagle_config.{IDS} and takes the boundaries {default}"
@@ -189,11 +192,12 @@ def _states(config, read, target, engine, training):
         yield "EY-CONFIG-12", f"{read.target_hidden_size}{absent}, the target has {target.hidden_size}"
 
 
-def _norms(config, read, target, engine, training):
+def _norms(folder, read, target, engine):
     """Norms that the server has elsewhere, or not at all."""
+    config, training = folder.config, folder.training or {}
     eagle = eagle_config(config)
     if read.norm_output and not training.get("norm_output"):
-        if training:
+        if "norm_output" in training:
             yield "EY-CONFIG-21", "norm_output is true; the record says that the un-normed output was fed back"
         elif "fc_norm" not in config:  # EAGLE-3.1 has both; SpecForge's own meaning of the key comes alone
             yield "EY-CONFIG-21", "norm_output is true and there is no fc_norm, as SpecForge writes it in a meaning of its own"
@@ -203,7 +207,8 @@ def _norms(config, read, target, engine, training):
         yield "EY-CONFIG-23", f"norm_before_fc is true; SGLang {engine.version} reads it from {NORM_BEFORE_FC} on"
 
 
-def _positions(config, read, target, engine, training):
+def _positions(folder, read, target, engine):
+    config, training = folder.config, folder.training or {}
     theta, (target_theta, target_rope) = rope_of(config, engine.version)[0], rope_of(target.config, "0.5.23")
     wanted, says, level = _wanted(training, "rope_theta", target_theta or 10000)
     if theta is None and wanted != 10000:
@@ -223,7 +228,8 @@ def _positions(config, read, target, engine, training):
         yield "EY-CONFIG-19", f"{read.max_position_embeddings}{absent}, the target serves {context}"
 
 
-def _numbers(config, read, target, engine, training):
+def _numbers(folder, read, target, engine):
+    config, training = folder.config, folder.training or {}
     wanted, says, level = _wanted(training, "rms_norm_eps", target.config.get("rms_norm_eps", read.rms_norm_eps))
     if read.rms_norm_eps != wanted:
         absent = "" if config.get("rms_norm_eps") else " (absent)"

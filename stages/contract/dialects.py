@@ -556,23 +556,23 @@ def _some(names):
 
 
 def learn(folder, trained_on=None):
-    """Note in folder.training what the draft was trained on, where no record says it; returns in words how that is known.
+    """Note in folder.learned what the draft was trained on, where no record says it; returns in words how that is known.
 
     trained_on: what the ids in its config mean, "outputs" of layers or "boundaries"; None: as its trainer writes them. An output
     of layer i is boundary i + 1.
     """
-    if recorded := (folder.training or {}).get("boundaries"):
-        return f"boundaries {recorded} (training.json)"
     ids, meaning = layer_ids(folder), trained_on or ids_convention(folder)
+    boundaries = [i + 1 for i in ids] if ids and meaning == "outputs" else ids
+    if recorded := (folder.training or {}).get("boundaries"):
+        if trained_on and boundaries != recorded:
+            raise Refusal(f"{folder.path / 'training.json'} records the boundaries {recorded}, --trained-on {trained_on} makes the ids "
+                          f"{ids} the boundaries {boundaries}; leave the option out, or correct the record")
+        return f"on the boundaries {recorded} (training.json)"
     if not ids or not meaning:
-        return "not known: no record, and what the ids mean was not given (--trained-on)"
-    trainer = trainer_of(folder) or "unknown"  # asked now: what has a record and names no trainer counts as Eyrie's
-    boundaries = [i + 1 for i in ids] if meaning == "outputs" else list(ids)
-    folder.training = {"trainer": trainer, **(folder.training or {}), "boundaries": boundaries}
-    if not trained_on and meaning == "outputs":  # both trainers can also capture through an engine, by that engine's rule
-        folder.training["assumed"] = True
+        return "on what is not known, so the ids were not judged: no record, and what they mean was not given (--trained-on)"
+    folder.learned = boundaries, "given" if trained_on else "assumed" if meaning == "outputs" else "written"
     how = "as given" if trained_on else f"as {trainer_of(folder)} writes them"
-    return f"boundaries {boundaries} (ids {ids} as {meaning}, {how})"
+    return f"on the boundaries {boundaries} (ids {ids} as {meaning}, {how})"
 
 
 def layer_ids(folder):

@@ -349,6 +349,11 @@ FAULTS = {
         "prefill gives the draft its own states, every verify pass the default ones",
         "serve 0.5.11 or later, use the default boundaries, or --disable-cuda-graph",
         "0.5.10.post1 model_executor/cuda_graph_runner.py:648, model_runner.py:668"),
+    "EY-RULE-14": Fault(
+        "what the ids meant in training is not known",
+        "it captures what its rule makes of them",
+        "--trained-on outputs (of layers: SpecForge, ModelOpt) or boundaries (speculators), or boundaries in training.json",
+        "contract 1.2, 3.4"),
     # The draft vocabulary.
     "EY-VOCAB-01": Fault(
         "the draft vocabulary is smaller than the target's and there is no d2t",

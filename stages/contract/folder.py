@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from stages.lib.headers import Header, read_header, read_index, read_object
@@ -44,14 +43,22 @@ class Folder:
     training: dict | None  # training.json as Eyrie's export writes it
     repeated: dict[str, list[str]] = field(default_factory=dict)  # tensor in several files that are read: the last one stays
 
-    def read(self, name) -> torch.Tensor:
-        """One tensor in its stored dtype; costs the memory of that tensor, whatever the file's size.
+    learned: tuple[list, str] | None = None  # boundaries that no record but the ids tell, and how: "given" or "assumed"
+
+    @property
+    def boundaries(self):
+        """What the draft was trained on, as far as anything says (dialects.learn), else None."""
+        recorded = (self.training or {}).get("boundaries")
+        return recorded or (self.learned[0] if self.learned else None)
+
+    def read(self, name, framework="pt"):
+        """One tensor in its stored dtype (torch, or numpy with framework "np"); costs the memory of that tensor, whatever the file's size.
 
         KeyError for a name that is neither in `tensors` nor in `left_out`; Unreadable if the file has changed since.
         """
         header = self.tensors.get(name) or self.left_out[name]
         try:
-            with safe_open(_inside(self.path, header.file), "pt") as file:
+            with safe_open(_inside(self.path, header.file), framework) as file:
                 return file.get_tensor(name)
         except (OSError, SafetensorError, Refusal) as error:
             raise Unreadable(f"{self.path / header.file} cannot be read any more: {error}") from None

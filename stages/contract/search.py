@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stages.contract.forward import ServedDraft, matches
+from stages.contract.states import candidates
 from stages.lib import verifier
 
 ALIVE = 1.3            # a convention that accepts less than this was not the training's
@@ -110,8 +111,7 @@ def search(served, engine, boundaries, answers, chain=verifier.HEADLINE_CHAIN, s
     """
     layers, held = len(engine.decoder.layers), []
     for prompt, response in answers:
-        (aux, last), = engine.capture([prompt + response], list(range(layers + 1)))
-        held.append((prompt + response, len(prompt), torch.cat([aux, last], 1).unflatten(1, (-1, last.shape[1]))))
+        held.append((prompt + response, len(prompt), candidates(engine, prompt + response)))
     theta = (getattr(engine.model.config.get_text_config(), "rope_parameters", None) or {}).get("rope_theta") or THETAS[0]
     draws = np.random.default_rng(seed).integers(0, len(answers), (samples, len(answers)))
     rows = []
@@ -124,6 +124,12 @@ def search(served, engine, boundaries, answers, chain=verifier.HEADLINE_CHAIN, s
         rows.append(row)
         tick(c.name)
     return [rows[0], *sorted(rows[1:], key=lambda row: -row.tau)]
+
+
+def as_served(served, boundaries, prompt, response, states):
+    """Verify passes of one answer by accepted drafts, under the convention of serving."""
+    convention = Convention("as served", "served", "nothing", served, list(boundaries))
+    return histogram(convention, prompt + response, len(prompt), states, verifier.HEADLINE_CHAIN)
 
 
 def histogram(convention, ids, first, states, chain):
@@ -154,10 +160,11 @@ def verdict(rows, samples=2000, seed=1):
     if best is served or best.lo <= 0 or best.difference < GAIN:
         return
     draws = np.random.default_rng(seed).integers(0, len(best.passes), (samples, len(best.passes)))
-    ties = [row for row in rows if row is not best and paired(best, row, draws)[1] <= 0]
+    # Only what itself clearly beats the served convention can stand beside the best: a wide interval alone is no tie.
+    ties = [row for row in rows if row is not best and row.lo > 0 and paired(best, row, draws)[1] <= 0]
     close = f"; not told apart from: {', '.join(row.name for row in ties)}" if ties else ""
     if all(row.group == best.group for row in ties):
         yield "EY-TAU-02", f"trained with: {best.name}; {says(best)}, {served.tau:.3f} as served; to serve it: {best.change}{close}"
-    elif served.tau < ALIVE:
-        yield "EY-TAU-01", (f"tau {served.tau:.3f} as served; another convention does better, but which is open: {best.name}, "
-                            f"{says(best)}{close}")
+    else:
+        yield "EY-TAU-02", (f"tau {served.tau:.3f} as served; another convention does better, but which is open: {best.name}, {says(best)}"
+                            f"{close}; more answers (--answers) can tell"), *(() if served.tau < ALIVE else ("open",))

@@ -89,15 +89,18 @@ def states(documents, engine, expected, greedy=True):
     yield from together("EY-STATE-06", wild)
     if short or wild:
         return
-    reference = []
-    for d in documents:
-        (aux, last), = engine.capture([d.ids], list(range(len(engine.decoder.layers) + 1)))
-        reference.append(torch.cat([aux, last], 1).unflatten(1, (-1, last.shape[1])))  # the last candidate is post-norm
+    reference = [candidates(engine, d.ids) for d in documents]
     yield from aux_rows(documents, reference, expected)
     yield from last_rows(documents, reference, engine)
     if greedy:
         yield from answers(documents, reference, engine)
     yield from masks(documents)
+
+
+def candidates(engine, sequence):
+    """[n, B+1, H]: the sequence's states at every boundary 0 to the number of layers, and behind them the post-norm last one."""
+    (aux, last), = engine.capture([sequence], list(range(len(engine.decoder.layers) + 1)))
+    return torch.cat([aux, last], 1).unflatten(1, (-1, last.shape[1]))
 
 
 def aux_rows(documents, reference, expected):

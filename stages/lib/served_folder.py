@@ -2,11 +2,10 @@
 
 training.json says what the draft was trained on, so that a later check can compare it with what a server makes of the folder.
 """
-import hashlib
-
 import torch
 from safetensors.torch import save_file
 
+from stages.contract.vocabulary import digest
 from stages.lib import files
 from stages.lib.refusal import Refusal
 
@@ -34,11 +33,6 @@ def write(folder, shape, weights, about, boundaries, ids, dtype, **more):
 def rounded(weights, dtype):
     """The weights as the folder will give them back, in fp32 and without the map: what the trainer's forward is compared with."""
     return {name: w.to(DTYPES[dtype]).float() for name, w in weights.items() if name != "d2t"}
-
-
-def digest(d2t):
-    """sha256 of the map's int64 bytes: what tells two draft vocabularies apart."""
-    return hashlib.sha256(d2t.long().contiguous().numpy().tobytes()).hexdigest()
 
 
 def config(shape, about, ids, dtype):

@@ -533,7 +533,7 @@ def test_whatever_a_config_holds_it_is_fixed_once_or_told(tmp_path_factory, chan
 def test_what_is_learnt_of_a_draft_keeps_its_trainers_name(tmp_path):
     for make, trainer, boundaries in ((specforge, "SpecForge", [2, 15, 27]), (speculators, "speculators", [1, 14, 26])):
         found = open_folder(make(tmp_path / trainer, ids=[1, 14, 26]))
-        assert str(boundaries) in dialects.learn(found) and trainer_of(found) == trainer and found.training["boundaries"] == boundaries
+        assert str(boundaries) in dialects.learn(found) and trainer_of(found) == trainer and found.learned[0] == boundaries
 
 
 def test_what_export_writes_now_has_nothing_to_fix(tmp_path):

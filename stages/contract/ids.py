@@ -16,13 +16,15 @@ def faults(folder, read, target, engine):
     row = rules.rule_for(version, name)
     if row is None or row.shift in (rules.NO_SETTER, rules.NOTHING):
         says = row.shift if row else "not in the table of rules"
-        yield ("EY-RULE-02" if row and row.shift == rules.NOTHING else "EY-RULE-01"), f"{name} in SGLang {version}: {says}"
+        first = rules.first_with(name)
+        when = f"it captures from {first} on" if first else "no release of the table captures"
+        yield ("EY-RULE-02" if row and row.shift == rules.NOTHING else "EY-RULE-01"), f"{name} in SGLang {version}: {says}; {when}"
         return
     if broken := rules.without_residual(version, name):
         yield "EY-RULE-11", f"{name} in SGLang {version} ({broken.where})"
     if not read.use_aux or isinstance(folder.config.get("transformer_layer_config"), dict):
         return
-    yield from (_default(read, target, version) if read.ids is None else _explicit(folder, read, target, version))
+    yield from (_default(read, target, version) if read.ids is None else _explicit(folder, read, target, version, engine.flags))
 
 
 def _default(read, target, version):
@@ -31,7 +33,7 @@ def _default(read, target, version):
         yield "EY-RULE-09", f"{target.num_layers} layers: the defaults are the boundaries {found or rules.defaults(target.num_layers)}"
 
 
-def _explicit(folder, read, target, version):
+def _explicit(folder, read, target, version, flags):
     ids, n, trained = read.ids, target.num_layers, folder.boundaries
     found = captured(version, target, ids)
     if min(ids) < 0:
@@ -47,24 +49,27 @@ def _explicit(folder, read, target, version):
     elif trained and found != list(trained):
         # What a trainer usually writes is no proof: such a difference leaves the verdict open.
         level = ("open",) if folder.learned and folder.learned[1] == "assumed" else ()
-        yield "EY-RULE-03", _difference(version, target, ids, found, trained), *level
+        says = "drafts of this trainer usually mean" if level else "the draft was trained on"
+        yield "EY-RULE-03", _difference(version, target, ids, found, trained, says), *level
     else:
         if not trained:
             outputs = [i + 1 for i in ids]
             says = lambda meant: "right" if meant == found else "wrong"
             yield "EY-RULE-14", f"the server captures the boundaries {found}: {says(outputs)} if the ids {ids} meant outputs of layers " \
                 f"in training ({outputs}), {says(ids)} if they meant boundaries", "note" if outputs == found else "open"
-        if rules.graphs_capture(version, target.architecture, ids, n) != found:
+        if not flags.get("disable-cuda-graph") and rules.graphs_capture(version, target.architecture, ids, n) != found:
             default = rules.defaults(n)
             yield "EY-RULE-13", f"ids {ids} are the boundaries {found} in prefill and {default} in SGLang {version}'s decode graphs"
         others = _elsewhere(version, target, ids, found)
         if others:
-            yield "EY-RULE-10", f"ids {ids} are the boundaries {found} in {version}, but {others}"
+            same = rules.portable_ids(target.architecture, found, n)
+            yield "EY-RULE-10", f"ids {ids} are the boundaries {found} in {version}, but {others}; " \
+                + (f"the ids {same} are these boundaries in every release" if same else "no ids are these boundaries in every release")
     if "Qwen3VL" in target.architecture and found and found[0] <= 3:
         yield "EY-RULE-12", f"the lowest boundary is {found[0]}"
 
 
-def _difference(version, target, ids, found, trained):
+def _difference(version, target, ids, found, trained, says):
     """One sentence on how the captured boundaries miss the trained ones, and the ids that would not."""
     shifts = {c - t for c, t in zip(found, trained)} if len(found) == len(trained) else set()
     how = ""
@@ -75,7 +80,7 @@ def _difference(version, target, ids, found, trained):
         remedy = f"the ids {rules.ids_to_write(version, target.architecture, list(trained), target.num_layers)} would give them"
     except rules.Refusal as refusal:
         remedy = f"no ids would give them: {refusal}"
-    return f"ids {ids} are the boundaries {found} in SGLang {version} for {target.architecture}, the draft was trained on " \
+    return f"ids {ids} are the boundaries {found} in SGLang {version} for {target.architecture}, {says} " \
         f"{list(trained)}{how}; {remedy}"
 
 

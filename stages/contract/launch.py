@@ -6,11 +6,16 @@ from stages.contract import rules
 from stages.lib.refusal import Refusal
 
 EAGLE3 = ("EAGLE3",)
+# Other spellings that SGLang's parser takes for the flags that are read here (server_args.py, 0.5.8.post1 to 0.5.23); --tp is
+# argparse's own short form of --tp-size.
+ALIASES = {"model": "model-path", "tensor-parallel-size": "tp-size", "tp": "tp-size",
+           "speculative-draft-model": "speculative-draft-model-path",
+           "speculative-dflash-draft-window-size": "speculative-draft-window-size"}
 
 
 def parse(line):
     """{flag without dashes: value} of a launch line (`python -m sglang.launch_server --a b --c=d --e`); environment variables in front of
-    the command are kept by name. Refusal when the quotes do not close."""
+    the command are kept by name. Refusal when the quotes do not close, or there is no flag."""
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
@@ -27,8 +32,10 @@ def parse(line):
         elif "=" in word and word.partition("=")[0].isupper():
             name, _, flags[name] = word.partition("=")
         i += 1
-    short = {"tensor-parallel-size": "tp-size", "tp": "tp-size", "model": "model-path"}
-    return {short.get(name, name): value for name, value in flags.items()}
+    if all(name.isupper() for name in flags):
+        raise Refusal(f"the launch line {line!r:.80} holds no flag; expected the server's, such as python -m sglang.launch_server "
+                      "--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT ...")
+    return {ALIASES.get(name, name): value for name, value in flags.items()}
 
 
 def faults(folder, read, target, engine):
@@ -54,9 +61,9 @@ def faults(folder, read, target, engine):
     steps, topk, tokens = (number(flags.get(f"speculative-{name}")) for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
     if steps and tokens and topk == 1 and tokens != steps + 1:
         yield "EY-FLAG-05", f"{steps} steps, {tokens} draft tokens"
-    window, trained = number(flags.get("speculative-draft-window-size")), (folder.training or {}).get("sliding_window")
-    if window != trained and (window or trained):
-        yield "EY-FLAG-06", f"served {window or 'without a window'}, trained {trained or 'without'}"
+    window, trained = served_window(flags), trained_window(folder, folder.config)
+    if window != trained:
+        yield "EY-FLAG-06", f"served {windowed(window)}, trained {windowed(trained)}"
     if flags.get("SGLANG_SIMULATE_ACC_LEN") not in (None, "", "-1", "0"):
         yield "EY-FLAG-07", f"SGLANG_SIMULATE_ACC_LEN={flags['SGLANG_SIMULATE_ACC_LEN']}"
     for name in ("speculative-accept-threshold-single", "speculative-accept-threshold-acc"):
@@ -71,6 +78,23 @@ def faults(folder, read, target, engine):
             yield "EY-FLAG-09", f"{target.architecture} in SGLang {engine.version} with tp {tp}"
     if flags.get("speculative-token-map"):
         yield "EY-FLAG-11", f"--speculative-token-map {flags['speculative-token-map']}"
+
+
+def served_window(flags):
+    """The draft's attention window in tokens, or None: the draft class reads the flag alone (models/llama_eagle3.py, from 0.5.12 on)."""
+    return number(flags.get("speculative-draft-window-size")) or None
+
+
+def trained_window(folder, config):
+    """The window of the training: of the record, else of the config, whose keys the server does not read."""
+    if folder.training and "sliding_window" in folder.training:
+        return folder.training["sliding_window"] or None
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    return window if type(window) is int and window > 0 else None
+
+
+def windowed(window):
+    return f"with a sliding window of {window}" if window else "without a window"
 
 
 def number(text):

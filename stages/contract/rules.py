@@ -194,7 +194,7 @@ def boundaries_captured(sglang, target_class, ids, num_layers):
     row = _known(sglang, target_class)
     if row.shift == NO_SETTER:
         raise Stops(f"{target_class} has no EAGLE-3 capture in SGLang {sglang} ({row.shift}); serve it with a release that has one"
-                    f"{_first_with(target_class)} or take another target")
+                    f"{_from_first(target_class)} or take another target")
     if row.shift == NOTHING:
         return []
     n = num_layers
@@ -232,7 +232,7 @@ def ids_to_write(sglang, target_class, boundaries, num_layers):
             return ids
     if row.shift in (NO_SETTER, NOTHING):
         raise Refusal(f"SGLang {sglang} captures nothing of a {target_class} ({row.shift}); serve it with a release that does"
-                      f"{_first_with(target_class)} or take another target")
+                      f"{_from_first(target_class)} or take another target")
     highest = num_layers if row.last else num_layers - 1
     raise Refusal(f"no layer ids make SGLang {sglang} capture the boundaries {boundaries} of a {target_class} with {num_layers} layers "
                   f"({row.shift}; 1 to {highest} can be reached, ascending, each once); change capture.layer_ids or capture.offset")
@@ -240,9 +240,14 @@ def ids_to_write(sglang, target_class, boundaries, num_layers):
 
 def portable_ids(target_class, boundaries, num_layers):
     """The ids that mean `boundaries` in every release that captures anything of this class, or None."""
-    releases = [v for v in RELEASES if (row := rule_for(v, target_class)) and row.shift not in (NO_SETTER, NOTHING)]
+    releases = _capturing(target_class)
     means = lambda ids: all(_captured_or_none(v, target_class, ids, num_layers) == list(boundaries) for v in releases)
     return next((ids for ids in _ways(list(boundaries)) if releases and means(ids)), None)
+
+
+def first_with(target_class):
+    """The first release that captures anything of this class, or None. All later ones do too."""
+    return next(iter(_capturing(target_class)), None)
 
 
 def partial_sums(sglang, target_class):
@@ -253,6 +258,10 @@ def partial_sums(sglang, target_class):
 def without_residual(sglang, target_class):
     """The WITHOUT_RESIDUAL entry that applies, or None."""
     return _fault(WITHOUT_RESIDUAL, sglang, target_class)
+
+
+def _capturing(target_class):
+    return [v for v in RELEASES if (row := rule_for(v, target_class)) and row.shift not in (NO_SETTER, NOTHING)]
 
 
 def _plus(shift, ids, num_layers):
@@ -300,15 +309,14 @@ def _known(sglang, target_class):
     if _version(sglang) is None:
         raise Refusal(f"no engine rules for SGLang {sglang}; the table in stages/contract/rules.py holds {RELEASES[0]} to {RELEASES[-1]}. "
                       "Serve with one of these, or check the new release's setters and extend the table")
-    later = _first_with(target_class)
+    later = _from_first(target_class)
     raise Refusal(f"no engine rule for {target_class} in SGLang {sglang}{later}; add a row to stages/contract/rules.py once its "
                   "set_eagle3_layers_to_capture has been read")
 
 
-def _first_with(target_class):
-    found = [v for v in RELEASES if (row := rule_for(v, target_class)) and row.shift not in (NO_SETTER, NOTHING)]
-    return f" (from {found[0]} on)" if found else ""
-
+def _from_first(target_class):
+    first = first_with(target_class)
+    return f" (from {first} on)" if first else ""
 
 
 def _fault(table, sglang, target_class):

@@ -43,7 +43,8 @@ class Plan:
         return folder
 
     def copy(self):
-        return Plan(copy.deepcopy(self.config), dict(self.tensors), copy.deepcopy(self.training), self.target, self.engine)
+        return Plan(copy.deepcopy(self.config), dict(self.tensors), copy.deepcopy(self.training), self.target, self.engine,
+                    copy.deepcopy(self.shards), copy.deepcopy(self.index), dict(self.beside))
 
     @property
     def eagle(self):
@@ -277,7 +278,6 @@ def gelu(p):
 
 def num_aux(p):
     p.config["num_aux_hidden_states"] = len(p.eagle[IDS]) + 1
-    p.tensors["fc.weight"] = torch.cat([p.tensors["fc.weight"], p.tensors["fc.weight"][:, :p.config["target_hidden_size"]]], 1)
 
 
 def nested_speculators(p):
@@ -470,6 +470,11 @@ def pickle_beside(p):
     p.beside["pytorch_model.bin"] = b"never opened"
 
 
+def raw_modelopt(p):
+    p.rename(r"^", "eagle_module.")
+    p.tensors |= {"model.norm.weight": torch.ones(p.config["hidden_size"]), "lm_head.weight": torch.zeros(4, p.config["hidden_size"])}
+
+
 def two_sets_of_weights(p):
     p.shards = {"model.safetensors": list(p.tensors), "old.safetensors": ["fc.weight"]}
 
@@ -570,7 +575,7 @@ PLANTS = {
     "EY-VOCAB-01": [no_map], "EY-VOCAB-02": [float_map], "EY-VOCAB-03": [absolute_map, absolute_map_without_record],
     "EY-VOCAB-04": [counting_map], "EY-VOCAB-05": [shuffled_map], "EY-VOCAB-06": [map_of_a_larger_target], "EY-VOCAB-07": [two_maps],
     "EY-VOCAB-08": [stale_map], "EY-VOCAB-09": [short_map],
-    "EY-FILE-02": [left_out_shard], "EY-FILE-03": [stale_index], "EY-FILE-04": [two_sets_of_weights],
+    "EY-FILE-02": [left_out_shard], "EY-FILE-03": [stale_index], "EY-FILE-04": [two_sets_of_weights], "EY-FILE-05": [raw_modelopt],
     "EY-FLAG-01": [eagle_algorithm, no_algorithm], "EY-FLAG-02": [no_draft_path], "EY-FLAG-03": [inherited_quantization],
     "EY-FLAG-04": [leaking_override], "EY-FLAG-06": [unlike_window], "EY-FLAG-07": [simulated], "EY-FLAG-08": [loose_threshold],
     "EY-FLAG-09": [partial_sums], "EY-FLAG-10": [tp_does_not_divide],

@@ -254,3 +254,64 @@ def test_no_value_of_a_key_ends_the_check(plan, key, value, tmp_path):
     read = open_folder(folder)
     read.config = json.loads(json.dumps(changed.config))
     check.check(read, changed.target, changed.engine)
+
+
+def said_of(plan, folder, code):
+    return next(f for f in found(plan, folder) if f.code == code)
+
+
+def two_thetas(p):
+    p.training = None
+    p.config["rope_parameters"]["rope_theta"] = 10000
+
+
+def only_the_target_differs(p):
+    p.training = None
+    planted.other_theta(p)
+
+
+@pytest.mark.parametrize("code, level, plant, words", [
+    ("EY-CONFIG-15", "fault", two_thetas, ["rope_theta is 50000 and rope_parameters.rope_theta 10000", "reads 10000"]),
+    ("EY-CONFIG-15", "fault", planted.other_theta, ["write rope_theta 50000"]),
+    ("EY-CONFIG-15", "note", only_the_target_differs, ["write rope_theta 50000", "if it was trained with that"]),
+    ("EY-CONFIG-14", "fault", planted.no_theta, ["write rope_theta 50000"]),
+    ("EY-CONFIG-04", "fault", planted.ids_at_top_level, ["stands at the top level;"]),
+    ("EY-CONFIG-04", "fault", planted.ids_nested_once_more, ["stands in eagle_config.eagle_config;"]),
+    ("EY-CONFIG-11", "fault", lambda p: p.config.pop("vocab_size"), ["32000 (absent), the target has 400"]),
+    ("EY-CONFIG-12", "fault", lambda p: p.set_target(hidden_size=5 * SIZE), ["fc.weight has 144 columns, no multiple"]),
+    ("EY-CONFIG-12", "fault", planted.no_target_hidden_size_of_a_wider_target, ["fc.weight has 288 columns, multiple"]),
+    ("EY-CONFIG-31", "fault", lambda p: p.config.update(dtype=3), ["dtype is 3"]),
+    ("EY-RULE-01", "fault", planted.class_without_capture, ["no release of the table captures"]),
+    ("EY-RULE-01", "fault", lambda p: (p.set_target(architectures=["Gemma3ForCausalLM"]), p.serve("0.5.11")), ["from 0.5.12 on"]),
+    ("EY-RULE-02", "fault", planted.class_that_captures_nothing, ["from 0.5.22 on"]),
+    ("EY-RULE-10", "note", planted.ids_of_one_deepseek_release, ["the ids [1, 29, 57] are these boundaries in every release"]),
+], ids=lambda value: getattr(value, "__name__", None))
+def test_the_evidence_says_what_to_do_with_this_draft(plan, code, level, plant, words, tmp_path):
+    broken = plan.copy()
+    plant(broken)
+    said = said_of(broken, tmp_path / "draft", code)
+    assert said.level == level and all(word in said.evidence for word in words), said
+
+
+def test_a_note_claims_nothing_that_no_record_says(plan, tmp_path):
+    broken = plan.copy()
+    only_the_target_differs(broken)
+    assert "no record says" in said_of(broken, tmp_path / "draft", "EY-CONFIG-15").cause
+
+
+def test_a_copied_plan_keeps_its_files(plan, tmp_path):
+    changed = plan.copy()
+    sharded(changed)
+    changed.beside["README.md"] = b"#"
+    copied = changed.copy()
+    assert (copied.shards, copied.index, copied.beside) == (changed.shards, changed.index, changed.beside)
+    copied.shards.clear()
+    assert changed.shards
+
+
+def test_deeper_drafts_are_served_from_the_release_that_reads_their_names(plan, tmp_path):
+    changed = plan.copy()
+    changed.rename(r"^midlayer\.", "layers.0.")
+    for version, wrong in (("0.5.11", ["EY-TENSOR-01"]), ("0.5.12", []), ("0.5.12.post1", [])):
+        changed.serve(version)
+        assert codes(found(changed, tmp_path / version)) == wrong

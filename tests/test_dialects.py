@@ -222,7 +222,7 @@ def test_the_teams_draft_is_left_where_nothing_tells_and_fixed_where_the_boundar
     """Outputs of 2, 30, 58 on Kimi; SpecForge's SGLang backend may have captured boundaries 2, 30, 58 instead."""
     path = specforge(tmp_path / "draft", ids=[2, 30, 58])
     _, changes, cannot = repaired(path, on(KIMI))
-    assert changes == [] and "[3, 31, 59]" in cannot[0] and "pass the boundaries" in cannot[0]
+    assert changes == [] and "[3, 31, 59]" in cannot[0] and "--trained-on" in cannot[0]
     found, changes, cannot = repaired(path, on(KIMI), trained_boundaries=[3, 31, 59])
     assert cannot == [] and found.config["eagle_config"][IDS] == [3, 31, 59] and found.training["boundaries"] == [3, 31, 59]
 
@@ -246,11 +246,20 @@ def test_the_reference_becomes_a_draft_class(tmp_path):
     assert "rope_theta" not in found.config  # trained with 10000, which is the server's default
 
 
-def test_a_raw_modelopt_checkpoint_gives_its_draft_and_says_what_is_missing(tmp_path):
-    found, changes, cannot = repaired(modelopt_raw(tmp_path / "draft"))
-    assert {n for n in found.tensors if n.startswith("layers.")} and "layers.1.mlp.gate_proj.weight" not in found.tensors
-    assert found.tensors["lm_head.weight"].shape == (20, 16) and found.config["num_hidden_layers"] == 1
-    assert any("modelopt_state.pth" in line for line in cannot)
+def test_a_raw_modelopt_checkpoint_is_to_be_exported_for_its_config_is_the_targets(tmp_path):
+    _, changes, cannot = repaired(modelopt_raw(tmp_path / "draft"))
+    assert changes == [] and len(cannot) == 1 and "export_hf_checkpoint.py" in cannot[0]
+
+
+@pytest.mark.parametrize("config, target, stored, wanted", [
+    ("float16", "bfloat16", torch.bfloat16, "bfloat16"), (3, "bfloat16", torch.bfloat16, "bfloat16"),
+    ("float32", "bfloat16", torch.bfloat16, "bfloat16"), ("bfloat16", "float32", torch.float16, "float16"),
+    ("float16", "bfloat16", torch.float16, None), ("float16", "bfloat16", torch.float32, None),
+    ("float16", "float16", torch.bfloat16, None)])
+def test_a_dtype_that_parts_the_draft_from_the_target_is_that_of_the_weights(tmp_path, config, target, stored, wanted):
+    tensors = {n: t.to(stored) if t.is_floating_point() else t for n, t in weights().items()}
+    found, changes, _ = repaired(specforge(tmp_path / "draft", tensors=tensors, dtype=config), on(torch_dtype=target))
+    assert found.config["dtype"] == (wanted or config) and len(changes) == bool(wanted)
 
 
 @pytest.mark.parametrize("prefix", ["draft_model.", "eagle.", "eagle_module.", "module.", "_orig_mod.", "module.draft_model.",

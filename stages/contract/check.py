@@ -2,12 +2,12 @@
 
 preflight, export, evaluate and tools/doctor all call `check`; there is no other copy of these rules.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from stages.contract import config, identity, ids, launch, rules, tensors, vocabulary
+from stages.contract import config, identity, ids, launch, rules, tensors, trainers, vocabulary
 from stages.contract.faults import FAULTS, NOTES
 from stages.lib.headers import read_object
 from stages.lib.refusal import Refusal
@@ -24,7 +24,8 @@ class Finding:
 
     @property
     def cause(self):
-        return FAULTS[self.code].cause
+        fault = FAULTS[self.code]
+        return fault.cause if self.level == "fault" else fault.unsure or fault.cause
 
     @property
     def remedy(self):
@@ -104,20 +105,37 @@ def check(folder, target, engine):
 
     folder: contract.folder.Folder. Headers, config and the vocabulary map are read; no weight is.
     """
+    if trainers.raw(folder):
+        return sorted_findings([("EY-FILE-05", "tensors are named eagle_module.* beside the target's own")])  # any more is of the target
     found = list(_files(folder))
+    if nested(folder):
+        found += config.faults(folder, None, target, engine)
+        folder = flattened(folder, target, engine)
     if wrong := config.wrong_kinds(folder.config):
         found += [("EY-CONFIG-31", "; ".join(wrong))]
     else:
         read = config.read(folder.config, engine.version, engine.flags.get("dtype", "auto"))
         parts = [config, ids, launch, identity]
-        # With a nested config all keys are missing, with a stale index the tensors are: those faults have been said.
-        if not isinstance(folder.config.get("transformer_layer_config"), dict) and not folder.index_misses:
+        if nested(folder):
+            parts.remove(config)  # all keys are missing, and that has been said
+        elif not folder.index_misses:  # else tensors are missing, and that has been said
             parts += [tensors, vocabulary]
         for part in parts:
             found += part.faults(folder, read, target, engine)
     if any(code in ("EY-CONFIG-03", "EY-CONFIG-04") and not level for code, _, *level in found):
         found = [row for row in found if row[0] != "EY-RULE-09"]  # ids were trained and are not read: the defaults are no matter
     return sorted_findings(found)
+
+
+def nested(folder):
+    return isinstance(folder.config.get("transformer_layer_config"), dict)
+
+
+def flattened(folder, target, engine):
+    """The folder with the config that `--fix` would write, so that a nested one hides no other fault; its tensors as they are."""
+    from stages.contract import dialects  # here: it imports torch, for which the other checks need not wait
+    known = folder.boundaries
+    return replace(folder, config=dialects.fixed(folder, target, engine, known if known and known == sorted(set(known)) else None)[0])
 
 
 def values(folder, engine):

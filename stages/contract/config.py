@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from stages.contract import trainers
 from stages.contract.ids import captured
 from stages.contract.launch import number
 
 LLAMA, MLA = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
-# A draft of several layers or a number of states other than 3, fc_norm, norm_output, the MLA class: from here on.
-WIDER = Version("0.5.12.post1")
+# A draft of several layers or a number of states other than 3, names layers.0.*, fc_norm, norm_output, the MLA class: from here on
+# (models/llama_eagle3.py and kimi_k25_eagle3.py of 0.5.12 are those of 0.5.12.post1 to the byte).
+WIDER = Version("0.5.12")
 NORM_BEFORE_FC = Version("0.5.18")
 # Up to 0.5.9 the pinned transformers (4.57) knows no rope_parameters, so only the top-level rope_theta counts.
 ROPE_PARAMETERS = Version("0.5.10")
@@ -27,7 +29,7 @@ KEYS = {
     "tie_word_embeddings": ("flag", False), "bias": ("flag", False), "attention_bias": ("flag", False), "fc_norm": ("flag", False),
     "use_aux_norm": ("flag", False), "norm_output": ("flag", False), "norm_before_fc": ("flag", False),
     "norm_before_residual": ("flag", False),
-    "hidden_act": ("text", "silu"), "model_type": ("text", None),
+    "hidden_act": ("text", "silu"), "model_type": ("text", None), "dtype": ("text", None), "torch_dtype": ("text", None),
     # MLA only
     "q_lora_rank": ("count", None), "kv_lora_rank": ("count", 512), "qk_nope_head_dim": ("count", 128),
     "qk_rope_head_dim": ("count", 64), "v_head_dim": ("count", 128),
@@ -176,7 +178,8 @@ def _states(folder, read, target, engine):
         elsewhere, trained = _find(config, IDS), folder.boundaries
         default = captured(engine.version, target, None)
         if elsewhere:
-            yield "EY-CONFIG-04", f"{IDS} stands at {elsewhere}; the server reads eagle_config.{IDS} and takes the boundaries {default}"
+            place = f"in {elsewhere.rpartition('.')[0]}" if "." in elsewhere else "at the top level"
+            yield "EY-CONFIG-04", f"{IDS} stands {place}; the server reads eagle_config.{IDS} and takes the boundaries {default}"
         elif trained is None:
             yield "EY-CONFIG-03", f"the server takes the boundaries {default}; no record says what was trained (--trained-on)", "note"
         elif trained != default:
@@ -189,7 +192,10 @@ def _states(folder, read, target, engine):
         yield "EY-CONFIG-12", "target_hidden_size is null: a TypeError at start"
     elif read.target_hidden_size != target.hidden_size:
         absent = "" if config.get("target_hidden_size") else " (absent: hidden_size)"
-        yield "EY-CONFIG-12", f"{read.target_hidden_size}{absent}, the target has {target.hidden_size}"
+        fc = folder.tensors.get("fc.weight") or folder.tensors.get("model.fc.weight")
+        width = fc.shape[-1] if fc and fc.shape else None
+        fits = f"; fc.weight has {width} columns, {'' if width % target.hidden_size == 0 else 'no '}multiple of that" if width else ""
+        yield "EY-CONFIG-12", f"{read.target_hidden_size}{absent}, the target has {target.hidden_size}{fits}"
 
 
 def _norms(folder, read, target, engine):
@@ -208,15 +214,20 @@ def _norms(folder, read, target, engine):
 
 
 def _positions(folder, read, target, engine):
-    config, training = folder.config, folder.training or {}
+    config, training = folder.config, trainers.facts(folder)
     theta, (target_theta, target_rope) = rope_of(config, engine.version)[0], rope_of(target.config, "0.5.23")
     wanted, says, level = _wanted(training, "rope_theta", target_theta or 10000)
+    top, inner = config.get("rope_theta"), (config.get("rope_parameters") or {}).get("rope_theta")
+    write = f"write rope_theta {wanted:g}, at the top level and in rope_parameters{', if it was trained with that' if level else ''}"
     if theta is None and wanted != 10000:
         ignored = config.get("rope_parameters") and Version(engine.version) < ROPE_PARAMETERS
         yield "EY-CONFIG-14", f"the server takes 10000, {says} {wanted:g}" \
-            + (f"; SGLang {engine.version} does not read rope_parameters" if ignored else "")
+            + (f"; SGLang {engine.version} does not read rope_parameters" if ignored else "") + f": {write}"
+    elif None not in (top, inner) and top != inner and (level or theta != wanted):
+        yield "EY-CONFIG-15", f"rope_theta is {top:g} and rope_parameters.rope_theta {inner:g}: SGLang {engine.version} reads {theta:g}, " \
+            f"other versions the other; {says} {wanted:g}: {write}"
     elif theta is not None and theta != wanted:
-        yield "EY-CONFIG-15", f"the server reads {theta:g}, {says} {wanted:g}", *level
+        yield "EY-CONFIG-15", f"the server reads {theta:g}, {says} {wanted:g}: {write}", *level
     wanted, says, level = _wanted(training, "rope_scaling", target_rope)
     if "mrope_section" in target_rope and "mrope_section" not in read.rope:
         yield "EY-CONFIG-28", f"the target's mrope_section is {target_rope['mrope_section']}"
@@ -239,7 +250,8 @@ def _numbers(folder, read, target, engine):
         code = "EY-CONFIG-17" if named in (None, "float32", "float") else "EY-CONFIG-18"
         yield code, f"the config says {named}, so the server loads {read.dtype}; the target is served in {served}"
     if read.vocab_size != target.vocab_size:
-        yield "EY-CONFIG-11", f"{read.vocab_size}, the target has {target.vocab_size}"
+        absent = "" if config.get("vocab_size") else " (absent)"
+        yield "EY-CONFIG-11", f"{read.vocab_size}{absent}, the target has {target.vocab_size}"
 
 
 def _wanted(training, key, of_target):

@@ -4,7 +4,7 @@ Only layout is changed, and only where the folder or a record leaves one answer.
 missing or broken weights) is left as it is and said. `fixed` computes, `write_fixed` writes a new folder; fixing what
 `write_fixed` wrote changes nothing.
 
-What is read here of a config or a tensor's name was looked up in the trainers' sources: see TRAINERS.
+What is read here of a config or a tensor's name was looked up in the trainers' sources: see trainers.TRAINERS.
 """
 from stages.lib import cpu  # noqa: F401  before torch
 import copy
@@ -19,74 +19,25 @@ import torch
 from packaging.version import InvalidVersion, Version
 from safetensors.torch import save_file
 
-from stages.contract import rules
+from stages.contract import launch, rules
+from stages.contract.config import IDS, LLAMA, MLA, NORM_BEFORE_FC, WIDER, dtype_of, eagle_config
+from stages.contract.faults import FAULTS
+from stages.contract.tensors import some
+from stages.contract.trainers import TRAINERS, architecture, bare, raw, trainer_of
 from stages.lib import files
 from stages.lib.refusal import Refusal
 
-IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-@dataclass(frozen=True)
-class Trainer:
-    ids: str | None  # what the layer ids in its config mean: "outputs" of layers, "boundaries", or None: it writes none
-    marks: str  # what its folder is known by
-    facts: str  # what it writes, and the file that says so
-
-
-TRAINERS = {
-    "Eyrie": Trainer(None, "training.json", "midlayer.*; ids for the pinned server, trained boundaries in training.json "
-                     "(stages/export.py)"),
-    "SpecForge": Trainer(
-        "outputs", "LlamaForCausalLMEagle3, midlayer.*, t2d",
-        "midlayer.*, fc, norm, lm_head, t2d, d2t; embeddings dropped; a raw state has the prefix draft_model. "
-        "(specforge/export/to_sglang.py). rope_scaling copied beside rope_parameters (export/checkpoint_io.py). Forward hooks on "
-        "layers[id], so outputs, default 1, n//2-1, n-4; its SGLang backend captures what that SGLang makes of the ids "
-        "(modeling/target/eagle3_target_model.py). norm_output false trained without the norm before lm_head, true trained plain "
-        "EAGLE-3, until SpecForge#879"),
-    "speculators": Trainer(
-        "boundaries", "speculators_model_type",
-        "layers.0.* with hidden_norm, q_norm and k_norm if its layer is Qwen3's, norm_before_residual "
-        "(models/eagle3/model_definitions.py); lm_head, embed_tokens, d2t, t2d, input_norm, no verifier_* (models/eagle3/core.py); "
-        "transformer_layer_config, draft_vocab_size, target_hidden_size null, ids at the top (models/eagle3/config.py); default ids "
-        "2, n//2, n-3 (models/utils.py). vLLM takes an absent norm_before_residual as true (transformers_utils/configs/speculators/"
-        "algos.py). Its converter lifts another trainer's ids unchanged (convert/eagle/eagle3_converter.py, speculators#142)"),
-    "EAGLE": Trainer(
-        None, "LlamaForCausalLM, midlayer.*, t2d",
-        "midlayer.*, fc, norm, lm_head, d2t, t2d as a pickle by save_16bit_model (eagle/traineagle3/main.py); no ids: what enters "
-        "layers 2, n//2, n-3, and rope_theta always 10000 (traineagle3/modeling_llama_kv.py, cnets.py)"),
-    "ModelOpt": Trainer(
-        "outputs", "eagle_module.*, or eagle_config with use_last_layernorm and the like",
-        "raw: the whole target, the draft under eagle_module., its settings in modelopt_state.pth; exported: layers.0.*, d2t without "
-        "t2d, lm_head always (modelopt/torch/export/plugins/hf_spec_export.py), the keys of hf_spec_configs.py. Forward hooks, so "
-        "outputs, default 1, n//2-1, n-4 (modelopt/torch/speculative/plugins/hf_eagle.py); published NVIDIA drafts hold boundaries "
-        "too (sglang#32334)"),
-}
-MODELOPT_KEYS = {"use_last_layernorm", "use_input_layernorm_in_first_layer", "use_mtp_layernorm", "next_layer_regular"}
-LLAMA, MLA = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"  # the EAGLE-3 classes that SGLang registers
-# Left by trainers (DDP, torch.compile, a wrapper's attribute); the server drops what bears one. `model.` it mostly reads.
-PREFIXES = ("draft_model.", "eagle_module.", "eagle_model.", "eagle.", "module.", "_orig_mod.", "model.")
 DRAFT = re.compile(r"(midlayer|layers\.\d+)\..+|(fc|norm|lm_head|embed_tokens|input_norm|fc_norm\.\d+|aux_norm_(low|mid|high))"
                    r"\.(weight|bias)|d2t|t2d")
 NEEDED = {"": ("fc.weight", "norm.weight"), "layer.": (
     "input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight", "self_attn.o_proj.weight",
     "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")}
 ATTENTION = {LLAMA: ("q_proj", "k_proj", "v_proj"), MLA: ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")}
+STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 EXACT = {"F16": 1 << 11, "BF16": 1 << 8, "F32": 1 << 24, "F64": 1 << 53}  # up to here a float keeps every integer
 
 
-def trainer_of(folder) -> str | None:
-    """The key in TRAINERS, by what only that trainer writes; None where nothing tells."""
-    if folder.training is not None:
-        name = folder.training.get("trainer", "Eyrie")
-        return name if isinstance(name, str) and name in TRAINERS else None
-    if "speculators_model_type" in folder.config:
-        return "speculators"
-    if any(name.startswith("eagle_module.") for name in folder.tensors) or MODELOPT_KEYS & _dict(folder.config, "eagle_config").keys():
-        return "ModelOpt"
-    names = {_bare(name) for name in folder.tensors}
-    if {"t2d", "d2t"} <= names and any(name.startswith("midlayer.") for name in names):
-        return {LLAMA: "SpecForge", "LlamaForCausalLM": "EAGLE"}.get(_architecture(folder.config))
-    return None
+SAY_BOUNDARIES = "say what they mean with --trained-on, or write `boundaries` into training.json"
 
 
 def ids_convention(folder) -> str | None:
@@ -151,6 +102,7 @@ class _Fix:
     trained: list | None  # boundaries, once known for sure
     trainer: str | None
     config: dict
+    flags: dict = field(default_factory=dict)  # of the server
     stored: dict = field(default_factory=dict)  # name -> Header, as found
     tensors: dict = field(default_factory=dict)  # name -> function that reads it
     headers: dict = field(default_factory=dict)  # bare name -> Header
@@ -196,7 +148,11 @@ def _fix(folder, target, engine, trained_boundaries):
         raise Refusal(f"the trained boundaries are {given}; expected ascending numbers, each once")
     if given and recorded and given != recorded:
         raise Refusal(f"{folder.path / 'training.json'} records the boundaries {recorded}, but {given} were given; correct one of them")
-    fix = _Fix(folder, target.config or {}, engine.version, given or recorded, trainer_of(folder), copy.deepcopy(folder.config))
+    fix = _Fix(folder, target.config or {}, engine.version, given or recorded, trainer_of(folder), copy.deepcopy(folder.config),
+               engine.flags)
+    if raw(folder):
+        fix.cannot.append(f"{FAULTS['EY-FILE-05'].cause}: {FAULTS['EY-FILE-05'].remedy}")
+        return fix
     _take_tensors(fix)
     if (kind := folder.config.get("speculators_model_type", "eagle3")) != "eagle3":
         fix.cannot.append(f"speculators_model_type is {kind!r}; only eagle3 drafts can be brought into SGLang's form")
@@ -212,9 +168,9 @@ def _take_tensors(fix):
     fix.stored = dict(folder.tensors)
     if stale := sorted(set(folder.index_misses) & set(folder.left_out)):
         fix.stored |= {name: folder.left_out[name] for name in stale}
-        fix.changes.append(f"took {_some(stale)} from {folder.left_out[stale[0]].file}, where it lies: the index places it elsewhere")
+        fix.changes.append(f"took {some(stale)} from {folder.left_out[stale[0]].file}, where it lies: the index places it elsewhere")
     if folder.repeated:
-        fix.cannot.append(f"{_some(sorted(folder.repeated))} lies in several files ({', '.join(next(iter(folder.repeated.values())))}); "
+        fix.cannot.append(f"{some(sorted(folder.repeated))} lies in several files ({', '.join(next(iter(folder.repeated.values())))}); "
                           "the server keeps the last one that it reads: remove the wrong file")
     fix.tensors = {name: partial(folder.read, name) for name in fix.stored}
     fix.headers = dict(fix.stored)
@@ -234,18 +190,13 @@ def _flatten(fix):
 
 def _rename(fix):
     """Names that the server reads, instead of those that it drops without a word."""
-    mla, midlayer_only = any("kv_a_proj_with_mqa" in name for name in fix.stored), not fix.since("0.5.12")
-    raw = any(name.startswith("eagle_module.") for name in fix.stored)
+    mla, midlayer_only = any("kv_a_proj_with_mqa" in name for name in fix.stored), not fix.since(WIDER)
     names = {}
     for name in fix.stored:
-        bare = _bare(name)
-        if raw and not name.startswith("eagle_module."):
-            continue  # the target itself
-        loads = name == bare or not mla and name == f"model.{bare}" and not bare.startswith("lm_head.")
-        new = name if loads or not DRAFT.fullmatch(bare) else bare
+        plain = bare(name)
+        loads = name == plain or not mla and name == f"model.{plain}" and not plain.startswith("lm_head.")
+        new = name if loads or not DRAFT.fullmatch(plain) else plain
         names[name] = re.sub(r"^(model\.)?layers\.0\.", r"\1midlayer.", new) if midlayer_only else new
-    if raw and len(names) < len(fix.stored):
-        fix.changes.append(f"left out {len(fix.stored) - len(names)} tensors of the target, beside which the draft was stored")
     taken = {new: [old for old in names if names[old] == new] for new in names.values()}
     for new, olds in taken.items():
         if len(olds) > 1:
@@ -256,17 +207,17 @@ def _rename(fix):
         fix.changes.append(f"renamed {len(renamed)} tensors ({', '.join(f'{o} -> {n}' for o, n in sorted(renamed.items())[:2])}"
                            f"{', ...' if len(renamed) > 2 else ''}): SGLang {fix.version} drops the old names")
     fix.tensors = {new: fix.tensors[old] for old, new in names.items()}
-    fix.headers = {_bare(new): fix.stored[old] for old, new in names.items()}
+    fix.headers = {bare(new): fix.stored[old] for old, new in names.items()}
 
 
 def _architectures(fix):
     wanted = MLA if fix.mla else LLAMA
-    if _architecture(fix.config) != wanted:
+    if architecture(fix.config) != wanted:
         fix.set("architectures", [wanted], "the class by which SGLang loads such a draft")
     if fix.config.get("model_type") in (None, "eagle3", "eagle", "speculator_model") and not fix.mla:
         fix.set("model_type", "llama", "transformers knows the layer by it")
-    if fix.mla and not fix.since("0.5.12"):
-        fix.cannot.append(f"SGLang {fix.version} has no {MLA}; serve with 0.5.12.post1 or later")
+    if fix.mla and not fix.since(WIDER):
+        fix.cannot.append(f"SGLang {fix.version} has no {MLA}; serve with {WIDER} or later")
 
 
 def _sizes(fix):
@@ -275,8 +226,8 @@ def _sizes(fix):
     layers = {int(m[1]) if m[1] else 0 for name in fix.headers if (m := re.match(r"(?:midlayer|layers\.(\d+))\.", name))}
     if layers == set(range(len(layers))) and layers:
         fix.set("num_hidden_layers", len(layers), "as many layers as the file holds; others would stay uninitialised")
-        if len(layers) > 1 and not fix.since("0.5.12"):
-            fix.cannot.append(f"the draft has {len(layers)} layers, SGLang {fix.version} serves 1; use 0.5.12.post1 or later")
+        if len(layers) > 1 and not fix.since(WIDER):
+            fix.cannot.append(f"the draft has {len(layers)} layers, SGLang {fix.version} serves 1; use {WIDER} or later")
     vocabulary, embedded = fix.target.get("vocab_size"), fix.size("embed_tokens.weight")
     if vocabulary and embedded not in (None, vocabulary):
         fix.cannot.append(f"embed_tokens has {embedded} rows, the target {vocabulary}; the draft is for another target")
@@ -312,7 +263,7 @@ def _sizes(fix):
 
 def _vocabulary(fix):
     """d2t as int64 offsets, target id minus draft id. t2d stays: the server skips it."""
-    name = next((n for n in fix.tensors if _bare(n) == "d2t"), None)
+    name = next((n for n in fix.tensors if bare(n) == "d2t"), None)
     rows, vocabulary = fix.size("lm_head.weight"), fix.config.get("vocab_size")
     kept = _kept(fix)
     if name is None:
@@ -367,7 +318,7 @@ def _vocabulary(fix):
 def _layer_ids(fix):
     """The ids inside eagle_config, such that this server captures the boundaries that were trained on."""
     c, layers, width = fix.config, fix.target.get("num_hidden_layers"), fix.target.get("hidden_size")
-    eagle, fc = _dict(c, "eagle_config"), fix.size("fc.weight", 1)
+    eagle, fc = eagle_config(c), fix.size("fc.weight", 1)
     chunks = fc // width if fc and _count(width) and fc % width == 0 else None
     inside, top = _ids(eagle.get(IDS)), _ids(c.get(IDS)) or _ids(c.get("aux_hidden_state_layer_ids"))
     ids = inside or top
@@ -379,18 +330,18 @@ def _layer_ids(fix):
         fix.set("num_aux_hidden_states", chunks, "the columns of fc.weight, by the target's hidden size")
     if chunks and ids and len(ids) != chunks or chunks and fix.trained and len(fix.trained) != chunks:
         fix.cannot.append(f"fc takes {chunks} states, the config or the record names {len(fix.trained or ids)} layers "
-                          f"({fix.trained or ids}); pass the boundaries that the draft was trained on")
+                          f"({fix.trained or ids}); {SAY_BOUNDARIES}")
         return
     if ids and sorted(set(ids)) != ids and not fix.trained:
         fix.cannot.append(f"the layer ids {ids} are not ascending: the server joins states in ascending order, and whether training "
-                          "did is not recorded; pass the boundaries that the draft was trained on")
+                          f"did is not recorded; {SAY_BOUNDARIES}")
         return
     wanted = ids
     try:
         fix.trained = fix.trained or _trained(fix, ids, layers)
         if fix.trained and not (inside and _captured(fix, inside, layers) == fix.trained):
             if inside or _captured(fix, None, layers) != fix.trained or top:
-                wanted = rules.ids_to_write(fix.version, _architecture(fix.target), fix.trained, layers)
+                wanted = rules.ids_to_write(fix.version, architecture(fix.target), fix.trained, layers)
     except Refusal as refusal:
         fix.cannot.append(str(refusal))
         return
@@ -415,12 +366,12 @@ def _trained(fix, ids, layers):
     outputs = [i + 1 for i in ids]
     if convention == "boundaries":
         fix.cannot.append(f"the ids {ids} are the default of trainers that count outputs of layers, in a config of speculators, which "
-                          "counts boundaries; pass the boundaries that the draft was trained on")
+                          f"counts boundaries; {SAY_BOUNDARIES}")
     elif (captured := _captured(fix, ids, layers)) == outputs:
         return outputs
     else:
         fix.cannot.append(f"the ids {ids}, read as outputs of layers, are the boundaries {outputs}; SGLang {fix.version} captures "
-                          f"{captured} for them. Drafts of {fix.trainer} that mean either are about: pass the boundaries of the training")
+                          f"{captured} for them. Drafts of {fix.trainer} that mean either are about: {SAY_BOUNDARIES}")
     return None
 
 
@@ -428,7 +379,7 @@ def _captured(fix, ids, layers):
     """The boundaries that this server captures for these ids; a Refusal where no rule says."""
     if not _count(layers):
         raise Refusal("the target's config has no num_hidden_layers; give the config.json of the target that is served")
-    return rules.boundaries_captured(fix.version, _architecture(fix.target), ids, layers)
+    return rules.boundaries_captured(fix.version, architecture(fix.target), ids, layers)
 
 
 def _rope(fix):
@@ -459,13 +410,17 @@ def _recorded(fix):
 
 
 def _dtype(fix):
-    if fix.config.get("torch_dtype") or fix.config.get("dtype"):
-        return
-    stored = {h.dtype for h in fix.headers.values() if h.dtype in ("BF16", "F16", "F32")}
-    known = {"BF16": "bfloat16", "F16": "float16"}.get(*stored) if len(stored) == 1 and stored != {"F32"} else None
-    known = known or fix.target.get("torch_dtype") or fix.target.get("dtype")
-    if isinstance(known, str):
-        fix.set("torch_dtype", known, "the server takes float16 where no dtype is given")
+    """The dtype of the weights where none is given, or where the one given parts them from the target for no reason."""
+    stored = {STORED[h.dtype] for name, h in fix.headers.items() if h.dtype in STORED and name != "d2t"}
+    known = stored.pop() if len(stored) == 1 else "float32"
+    served = dtype_of(fix.target, fix.flags.get("dtype", "auto"))
+    if not fix.config.get("torch_dtype") and not fix.config.get("dtype"):
+        known = known if known != "float32" else fix.target.get("torch_dtype") or fix.target.get("dtype")
+        if isinstance(known, str):
+            fix.set("torch_dtype", known, "the server takes float16 where no dtype is given")
+    elif known == served != dtype_of(fix.config):
+        key = "dtype" if fix.config.get("dtype") else "torch_dtype"
+        fix.set(key, known, "all weights are stored in it, and the target is served in it")
 
 
 def _what_training_decided(fix):
@@ -483,31 +438,30 @@ def _what_training_decided(fix):
     for part in ("q_proj", "k_proj", "v_proj"):
         if fix.shape(f"layer.self_attn.{part}.bias"):
             say(f"the layer has {part}.bias, which SGLang drops; {retrain}")
-    if (c.get("norm_before_fc") or fix.shape("input_norm.weight")) and not fix.since("0.5.18"):
-        say(f"norm_before_fc (input_norm.weight) is not computed by SGLang {fix.version}; serve with 0.5.18 or later")
-    if (c.get("fc_norm") or c.get("norm_output")) and not fix.since("0.5.12"):
-        say(f"fc_norm and norm_output are not computed by SGLang {fix.version}; serve with 0.5.12.post1 or later")
+    if (c.get("norm_before_fc") or fix.shape("input_norm.weight")) and not fix.since(NORM_BEFORE_FC):
+        say(f"norm_before_fc (input_norm.weight) is not computed by SGLang {fix.version}; serve with {NORM_BEFORE_FC} or later")
+    if (c.get("fc_norm") or c.get("norm_output")) and not fix.since(WIDER):
+        say(f"fc_norm and norm_output are not computed by SGLang {fix.version}; serve with {WIDER} or later")
     if c.get("fc_norm") and not fix.shape("fc_norm.0.weight", "aux_norm_low.weight"):
         say("fc_norm is on and the file has no fc_norm.*: those norms would stay 1")
     if c.get("norm_output") and fix.trainer == "SpecForge":
         say("norm_output is true: before SpecForge#879 that trained plain EAGLE-3, while the server feeds back the normed state; "
             "remove the key if the draft is older")
-    if c.get("use_sliding_window") and c.get("sliding_window"):
-        say(f"trained with a sliding window of {c['sliding_window']}; serve with --speculative-draft-window-size {c['sliding_window']}")
-    if any(name.startswith("eagle_module.") for name in fix.folder.tensors):
-        say("a raw checkpoint of ModelOpt: config.json is the target's, the draft's settings lie in modelopt_state.pth, a pickle; "
-            "export it with ModelOpt and fix the export")
+    if (window := launch.trained_window(fix.folder, c)) != launch.served_window(fix.flags):
+        serve = f"with --speculative-draft-window-size {window}" if window else "without --speculative-draft-window-size"
+        say(f"trained {launch.windowed(window)}, which SGLang takes from its launch line only; serve {serve}"
+            + ("" if fix.since(WIDER) or not window else f", with {WIDER} or later"))
     needed = [name for group in NEEDED for name in (group + part for part in NEEDED[group])]
     needed += [f"layer.self_attn.{part}.weight" for part in ATTENTION[MLA if fix.mla else LLAMA]]
     if c.get("draft_vocab_size", 0) is not None and not c.get("tie_word_embeddings"):
         needed.append("lm_head.weight")
     if missing := [name.replace("layer.", "layers.0.", 1) if name.startswith("layer.") else name for name in needed if not fix.shape(name)]:
-        say(f"the file lacks {_some(missing)}, which the server would leave uninitialised")
+        say(f"the file lacks {some(missing)}, which the server would leave uninitialised")
 
 
 def _kept(fix):
     """The target ids that t2d marks, ascending, or None without a usable t2d."""
-    name = next((n for n in fix.tensors if _bare(n) == "t2d"), None)
+    name = next((n for n in fix.tensors if bare(n) == "t2d"), None)
     header = fix.headers.get("t2d")
     if name is None or len(header.shape) != 1 or header.dtype not in ("BOOL", "U8", "I8", "I32", "I64"):
         return None
@@ -520,27 +474,11 @@ def _is_map(ids, vocabulary):
     return bool(((ids >= 0) & (ids < vocabulary)).all()) and len(ids.unique()) == len(ids)
 
 
-def _bare(name):
-    """A tensor's name without the prefixes that trainers leave before it."""
-    while prefix := next((p for p in PREFIXES if name.startswith(p)), None):
-        name = name[len(prefix):]
-    return name
-
-
-def _architecture(config):
-    named = config.get("architectures")
-    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
-
-
 def _since(version, release):
     try:
-        return Version(str(version)) >= Version(release)
+        return Version(str(version)) >= release
     except InvalidVersion:
         return True
-
-
-def _dict(config, key):
-    return config[key] if isinstance(config.get(key), dict) else {}
 
 
 def _ids(value):
@@ -549,10 +487,6 @@ def _ids(value):
 
 def _count(value):
     return type(value) is int and value > 0
-
-
-def _some(names):
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
 def learn(folder, trained_on=None):
@@ -577,4 +511,4 @@ def learn(folder, trained_on=None):
 
 def layer_ids(folder):
     """The ids in the config, wherever they stand, or None."""
-    return _ids(_dict(folder.config, "eagle_config").get(IDS)) or _ids(folder.config.get(IDS))
+    return _ids(eagle_config(folder.config).get(IDS)) or _ids(folder.config.get(IDS))

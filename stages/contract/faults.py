@@ -12,6 +12,7 @@ class Fault:
     symptom: str  # what the server does with it
     remedy: str
     source: str   # where the rule was read or seen: SGLang file at 0.5.15.post1 unless a version is named, issue, paper
+    unsure: str = ""  # the cause where nothing proves it, in a finding that is no fault
 
 
 FAULTS = {
@@ -36,11 +37,18 @@ FAULTS = {
         "the file that is read last wins",
         "keep one set of weights in the folder",
         "model_loader/weight_utils.py"),
+    "EY-FILE-05": Fault(
+        "a raw checkpoint of ModelOpt: the target with the draft in it, the target's config.json, the draft's settings in a pickle",
+        "the target is served as its own draft, or the server does not start",
+        "export it (scripts/export_hf_checkpoint.py of ModelOpt's examples/speculative_decoding, --model_path and --export_path) and serve "
+        "the export",
+        "modelopt/torch/export/plugins/hf_spec_export.py"),
     # Names, shapes and values of tensors.
     "EY-TENSOR-01": Fault(
         "the layer's tensors lie under names that this server does not read",
         "all are dropped without a word, the layer keeps uninitialised memory: tau 1.00",
-        "rename them (`--fix` does): midlayer.* is read by every version",
+        "rename them to midlayer.*, which every version reads (`--fix` takes off draft_model., eagle., module. and the like, and says "
+        "which tensors it lacks where the prefix is another)",
         "models/llama_eagle3.py load_weights; contract 0(b), 3.1; AngelSlim#39"),
     "EY-TENSOR-02": Fault(
         "a tensor that the server needs is missing",
@@ -137,7 +145,8 @@ FAULTS = {
         "no layer ids in eagle_config",
         "the server falls back to its default boundaries without a word",
         "write the ids of the boundaries that were trained",
-        "model_executor/model_runner.py:467-479"),
+        "model_executor/model_runner.py:467-479",
+        "no layer ids in eagle_config, and no record of what was trained"),
     "EY-CONFIG-04": Fault(
         "the layer ids stand in another place than eagle_config",
         "they are not read for the capture: default boundaries are used without a word",
@@ -181,7 +190,7 @@ FAULTS = {
     "EY-CONFIG-12": Fault(
         "target_hidden_size is not the target's hidden size",
         "fc is built for other inputs, and the embedding is not shared",
-        "set it to the target's hidden_size",
+        "set it to the target's hidden_size, if fc.weight has a multiple of that in columns; else the draft is for another target",
         "models/llama_eagle3.py:143"),
     "EY-CONFIG-13": Fault(
         "head_dim is absent and hidden_size / heads is not what was trained",
@@ -191,18 +200,20 @@ FAULTS = {
     "EY-CONFIG-14": Fault(
         "no rope theta",
         "10000 is used without a word",
-        "write rope_theta and rope_parameters.rope_theta",
+        "write the value, in both places",
         "models/llama.py:265-277; sfllm#32"),
     "EY-CONFIG-15": Fault(
-        "the rope theta that the server reads is not the trained one",
+        "the rope theta that the server reads is not the trained one, or the config holds two",
         "acceptance falls, the more the longer the context",
-        "write the theta of the training run",
-        "models/llama.py:265-277; SpecForge#265, #270"),
+        "write the theta of the training run, in both places",
+        "models/llama.py:265-277; SpecForge#265, #270",
+        "the rope theta that the server reads is not the target's, and no record says that the draft was trained with it"),
     "EY-CONFIG-16": Fault(
         "the rope scaling that the server reads is not the trained one",
         "acceptance falls with the length of the context",
         "write the scaling of the training run; if none was trained, none",
-        "models/llama.py:265-277; SpecForge#414"),
+        "models/llama.py:265-277; SpecForge#414",
+        "the rope scaling that the server reads is not the target's, and no record says that the draft was trained with it"),
     "EY-CONFIG-17": Fault(
         "no dtype, or float32",
         "the draft is loaded in float16",
@@ -211,7 +222,7 @@ FAULTS = {
     "EY-CONFIG-18": Fault(
         "the draft's dtype is not the target's",
         "the product in fc fails at the first request",
-        "write the dtype that the target is served in",
+        "write the dtype that the target is served in (`--fix` does where the weights are stored in it)",
         "contract 2.1"),
     "EY-CONFIG-19": Fault(
         "max_position_embeddings is less than the target's context",
@@ -222,7 +233,8 @@ FAULTS = {
         "rms_norm_eps is not the trained one",
         "small loss at every norm (absent: 1e-6)",
         "write the trained value",
-        "contract 8.12"),
+        "contract 8.12",
+        "the rms_norm_eps that the server reads is not the target's, and no record says that the draft was trained with it"),
     "EY-CONFIG-21": Fault(
         "norm_output is on but the draft was trained on its un-normed output",
         "the server feeds back the normed state: alpha_1 fine, later ones collapse",
@@ -287,18 +299,20 @@ FAULTS = {
     "EY-RULE-01": Fault(
         "this server version has no EAGLE-3 capture for the target's class",
         "AttributeError at start, or nothing captured by a wrapper that looks away",
-        "serve another version; if the class is right, add its row to stages/contract/rules.py",
+        "serve a release that captures, if any does; else another target (a class of a later release has to be read into the table first)",
         "contract 1.2"),
     "EY-RULE-02": Fault(
         "this server version sets the ids of the target's class but captures nothing",
         "an unpacking error at the first forward",
-        "serve a version in which it is fixed",
+        "serve a release that captures, if any does",
         "models/qwen3_5.py:1258-1307"),
     "EY-RULE-03": Fault(
         "the server captures other boundaries than the draft was trained on",
         "no error; each wrong state costs tenths of tau, all of them more",
-        "write the ids that this version turns into the trained boundaries (`--fix` does)",
-        "contract 0(a), 1.2; sglang#25454"),
+        "write the ids that give the trained boundaries (`--fix` does, by training.json or --trained-on); where there are none serve "
+        "another release, or retrain",
+        "contract 0(a), 1.2; sglang#25454",
+        "the server captures other boundaries than drafts of this trainer usually mean by such ids"),
     "EY-RULE-04": Fault(
         "the ids are not ascending",
         "states are concatenated in ascending layer order whatever the config says: fc reads its chunks swapped",
@@ -332,7 +346,7 @@ FAULTS = {
     "EY-RULE-10": Fault(
         "other versions read these ids differently",
         "the same folder serves other boundaries after an upgrade",
-        "pin the version, or use ids that mean the same everywhere",
+        "pin the version, or write ids that mean the same in every release, if there are any",
         "contract 9"),
     "EY-RULE-11": Fault(
         "this server version captures something else than the layer's full output for the target's class",
@@ -347,7 +361,7 @@ FAULTS = {
     "EY-RULE-13": Fault(
         "the decode graphs of this server version capture its default boundaries, whatever the ids",
         "prefill gives the draft its own states, every verify pass the default ones",
-        "serve 0.5.11 or later, use the default boundaries, or --disable-cuda-graph",
+        "serve 0.5.11 or later, use the default boundaries, or --disable-cuda-graph (with --launch it is seen)",
         "0.5.10.post1 model_executor/cuda_graph_runner.py:648, model_runner.py:668"),
     "EY-RULE-14": Fault(
         "what the ids meant in training is not known",
@@ -358,12 +372,12 @@ FAULTS = {
     "EY-VOCAB-01": Fault(
         "the draft vocabulary is smaller than the target's and there is no d2t",
         "draft ids are taken for target ids",
-        "export the map",
+        "export the map (`--fix` makes it from t2d, if that is in the file)",
         "speculative/eagle_worker_v2.py:630, 726"),
     "EY-VOCAB-02": Fault(
         "d2t is not stored as integers",
         "a float map is rounded: in bfloat16 every id over 256 is wrong",
-        "export it as int64",
+        "export it as int64 (`--fix` does where nothing was rounded, or t2d in the file says what was)",
         "contract 8.30"),
     "EY-VOCAB-03": Fault(
         "d2t holds target ids instead of offsets",
@@ -438,9 +452,9 @@ FAULTS = {
         "arg_groups/speculative_hook.py:439-447"),
     "EY-FLAG-06": Fault(
         "--speculative-draft-window-size is not what was trained",
-        "the draft sees less than in training",
-        "leave it out, or train with the window",
-        "server_args.py:1648-1651"),
+        "the draft sees less or more than in training",
+        "serve with the window of the training; without one leave the flag out",
+        "models/llama_eagle3.py:259-271, 355: the config's sliding_window is not read"),
     "EY-FLAG-07": Fault(
         "acceptance is simulated",
         "SGLANG_SIMULATE_ACC_LEN makes up the accept length",

@@ -120,7 +120,7 @@ def faults(folder, read, target, engine):
     odd = [f"{folder.tensors[name].dtype} {name}" for parameter, name in found.items()
            if parameter in wanted and folder.tensors[name].dtype not in FLOATS]
     if odd:
-        yield "EY-TENSOR-10", _some(odd)
+        yield "EY-TENSOR-10", some(odd)
 
 
 def _dropped(folder, read, target, dropped):
@@ -136,9 +136,9 @@ def _dropped(folder, read, target, dropped):
             rest = [name for name in rest if name not in names]
             declared = read.norm_before_fc or eagle_config(folder.config).get("norm_before_fc")
             if code != "EY-TENSOR-08" or not declared:  # else EY-CONFIG-23 has said it
-                yield code, f"{_some(names)} in the file"
+                yield code, f"{some(names)} in the file"
     if rest:
-        yield "EY-TENSOR-09", _some(rest)
+        yield "EY-TENSOR-09", some(rest)
 
 
 def _missing(folder, read, missing):
@@ -154,9 +154,9 @@ def _missing(folder, read, missing):
         numbers = [int(m[1]) for name in folder.tensors if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))]
         yield "EY-CONFIG-06", f"num_hidden_layers is {read.num_hidden_layers}, the file holds {1 + max(numbers, default=0)}"
     if names := those(lambda n: n.endswith(".bias")):
-        yield "EY-CONFIG-24", f"{_some(names)} would be built, and the file has no such tensor"
+        yield "EY-CONFIG-24", f"{some(names)} would be built, and the file has no such tensor"
     if names := those(lambda n: n.startswith("fc_norm.")):
-        yield "EY-TENSOR-12", f"{_some(names)} would be built, and the file has no such tensor"
+        yield "EY-TENSOR-12", f"{some(names)} would be built, and the file has no such tensor"
     pair = [name for name in missing if name.endswith(("q_a_proj.weight", "kv_a_proj_with_mqa.weight"))]
     if len(pair) == 1:
         yield "EY-TENSOR-14", f"{those(pair.__contains__)[0]} is not in the file"
@@ -165,7 +165,7 @@ def _missing(folder, read, missing):
     if those(lambda n: n == "embed_tokens.weight"):
         yield "EY-TENSOR-15", f"target_hidden_size {read.target_hidden_size}, hidden_size {read.hidden_size}"
     if names := those(lambda n: True):
-        yield "EY-TENSOR-02", _some(names)
+        yield "EY-TENSOR-02", some(names)
 
 
 def _shapes(folder, read, target, wanted, found):
@@ -177,7 +177,8 @@ def _shapes(folder, read, target, wanted, found):
     elif "fc.weight" in wrong and shape("fc.weight")[0] == read.hidden_size and shape("fc.weight")[-1] % target.hidden_size == 0:
         wrong.remove("fc.weight")
         states = shape("fc.weight")[-1] // target.hidden_size
-        yield "EY-RULE-08", f"fc reads {states} states of {target.hidden_size}, the server builds it for {read.num_aux}"
+        if states != len(read.ids or []):  # else EY-CONFIG-26 says it
+            yield "EY-RULE-08", f"fc reads {states} states of {target.hidden_size}, the server builds it for {read.num_aux}"
     if "lm_head.weight" in wrong and shape("lm_head.weight")[-1] == read.hidden_size:
         wrong.remove("lm_head.weight")
         yield "EY-CONFIG-10", f"draft_vocab_size {read.draft_vocab_size}, lm_head has {shape('lm_head.weight')[0]} rows"
@@ -186,7 +187,7 @@ def _shapes(folder, read, target, wanted, found):
         wrong = [p for p in wrong if p not in heads]
         yield "EY-CONFIG-13", f"hidden_size / heads = {read.head_dim}, but {heads[0]} is {shape(heads[0])}"
     if wrong:
-        yield "EY-TENSOR-04", _some([f"{p} is {shape(p)}, expected {wanted[p]}" for p in wrong])
+        yield "EY-TENSOR-04", some([f"{p} is {shape(p)}, expected {wanted[p]}" for p in wrong])
 
 
 def values(folder, read, engine):
@@ -197,8 +198,8 @@ def values(folder, read, engine):
         if folder.tensors[name].dtype in FLOATS and not torch.isfinite(folder.read(name)).all():
             bad.append(name)
     if bad:
-        yield "EY-TENSOR-11", _some(bad)
+        yield "EY-TENSOR-11", some(bad)
 
 
-def _some(items):
+def some(items):
     return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")

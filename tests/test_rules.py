@@ -36,7 +36,7 @@ def test_boundaries_that_a_server_captures_have_ids(data, served, layers):
     """The other way round; alone 1 of a DeepSeek (its ids [1] mean 2, [0] mean 0) and 0 (an id of -1) are left without."""
     ids = data.draw(st.lists(st.integers(0, layers), min_size=1, max_size=5))
     found = captured(*served, ids, layers)
-    if found:
+    if found and len(found) == len(set(ids)):  # an id out of reach could stand in front of a 1 and hide it from the rule
         assert captured(*served, rules.ids_to_write(*served, found, layers), layers) == found
 
 

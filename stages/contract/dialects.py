@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
 from packaging.version import InvalidVersion, Version
-from safetensors.torch import save_file
 
 from stages.contract import launch, rules
 from stages.contract.config import IDS, LLAMA, MLA, NORM_BEFORE_FC, WIDER, dtype_of, eagle_config
@@ -66,6 +64,7 @@ def write_fixed(folder, out, target, engine, trained_boundaries=None):
     copies of its largest tensor.
     Refusal if `out` exists, lies in the folder, or cannot be written.
     """
+    from safetensors.torch import save_file  # here: to say what is wrong needs no torch, whose import takes longer than the checks
     out = Path(out)
     if os.path.lexists(out):
         raise Refusal(f"{out} exists; name a folder that does not")
@@ -263,6 +262,7 @@ def _sizes(fix):
 
 def _vocabulary(fix):
     """d2t as int64 offsets, target id minus draft id. t2d stays: the server skips it."""
+    import torch
     name = next((n for n in fix.tensors if bare(n) == "d2t"), None)
     rows, vocabulary = fix.size("lm_head.weight"), fix.config.get("vocab_size")
     kept = _kept(fix)

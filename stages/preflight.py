@@ -106,7 +106,7 @@ def start_of(p, about, folder, taps):
     init = warm_start.opened(p.train.init, p.train.init_sha256)
     known = dialects.learn(init)
     if init.boundaries != taps:
-        raise Refusal(f"train.init {p.train.init}: trained on {known}, the plan captures the boundaries {taps}; set capture.layer_ids to "
+        raise Refusal(f"train.init {p.train.init}: trained {known}; the plan captures the boundaries {taps}; set capture.layer_ids to "
                       "its boundaries, or write them into its training.json where nothing records them")
     engine = check.Engine(p.export.sglang)
     findings = [f for f in check.check(init, check.target_of(folder), engine) if f.code not in RETARGETED]

@@ -497,7 +497,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
     found = open_folder(specforge(tmp_path / "draft", tie_word_embeddings=True))
-    monkeypatch.setattr(dialects, "save_file", interrupted)
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_fixed(found, tmp_path / "out", on(), ENGINE)
     assert [p.name for p in tmp_path.iterdir()] == ["draft"]

@@ -136,7 +136,7 @@ LONG_CASES = [
 SHORT_CASES = [
     ("exec.workers", 3, []),
     ("evaluate.seed", 1, ["evaluate"]),
-    ("export.dtype", "float16", ["preflight", "export", "evaluate"]),
+    ("export.sglang", "0.5.18", ["preflight", "export", "evaluate"]),
     # These two leave the stage's bytes as they are, so that nothing after it has a reason to run.
     ("prompts.max_bad", 0.5, ["preflight", "generate"]),
     ("target.sha256", None, ["target"]),  # pins the digest that the target has

@@ -80,7 +80,7 @@ def test_a_clean_clone_with_the_shared_cache_is_up_to_date(said):
 
 def test_an_experiment_recomputes_what_the_offset_reaches_and_no_more(said):
     assert re.findall(r"^(?:Running stage|Stage) '(\w+)'(?: is cached|:)", said["single"], re.M) == [
-        "extract", "train", "export", "evaluate"]
+        "preflight", "extract", "train", "export", "evaluate"]
 
 
 def test_a_queued_experiment_runs_what_the_learning_rate_reaches_in_a_copy_without_our_state(said):

@@ -105,5 +105,5 @@ def test_repro_stops_where_a_param_changes_nothing_more(short_changed, key, expe
 
 def test_other_traces_make_stale_what_reads_them(workspace):
     scratch.set_params(workspace, {"prompts": {"limit": 16}})
-    assert scratch.repro(workspace, "generate") == ["generate"]
+    assert scratch.repro(workspace, "generate") == ["preflight", "generate"]
     assert set(json.loads(scratch.run(workspace, "dvc", "status", "--json").stdout)) == {"extract", "evaluate"}

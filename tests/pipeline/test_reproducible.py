@@ -64,12 +64,12 @@ def test_a_killed_stage_continues_and_ends_with_the_same_bytes(workspace, name, 
 
 def test_a_failing_stage_leaves_the_outputs_of_the_others_alone(workspace):
     before = scratch.bytes_of(workspace / "data")
-    scratch.set_params(workspace, {"export": {"dtype": "int3"}})
+    scratch.set_params(workspace, {"train": {"autocast": "int3"}})
     failed = scratch.run(workspace, "dvc", "repro", check=False)
-    assert failed.returncode and "refused: export.dtype is 'int3'" in failed.stderr
-    assert scratch.ran(failed.stdout) == ["export"]
+    assert failed.returncode and "refused: train.autocast is 'int3'" in failed.stderr
+    assert scratch.ran(failed.stdout) == ["preflight", "train"]
     after = scratch.bytes_of(workspace / "data")
-    assert after == {path: content for path, content in before.items() if not path.startswith("export/")}
+    assert after == {path: content for path, content in before.items() if not path.startswith("draft/")}
 
 
 def test_a_stage_alone_that_fails_leaves_its_own_output_too(workspace):

@@ -33,14 +33,14 @@ def test_a_finished_workspace_is_not_stale(workspace):
 def test_a_changed_param_is_reported(clone):
     scratch.set_params(clone, {"capture": {"offset": 0}})
     code, reasons = report(clone)
-    assert code == 1 and set(reasons) == {"extract"} and "params.yaml: capture modified" in reasons["extract"]
+    assert code == 1 and set(reasons) == {"preflight", "extract"} and "params.yaml: capture modified" in reasons["extract"]
 
 
 def test_a_changed_code_file_is_reported_for_each_stage_that_imports_it(clone):
     with open(clone / "stages/lib/loss.py", "a") as file:
         file.write("# a remark\n")
     code, reasons = report(clone)
-    assert code == 1 and set(reasons) == {"train", "evaluate"}
+    assert code == 1 and set(reasons) == {"preflight", "train", "evaluate"}
     assert all("stages/lib/loss.py modified" in why for why in reasons.values())
 
 
@@ -65,4 +65,4 @@ def test_a_param_that_dvc_yaml_lost_is_reported_although_dvc_calls_the_stage_up_
     assert file.read_text() != before
     assert json.loads(scratch.run(workspace, "dvc", "status", "--json").stdout) == {}
     code, reasons = report(workspace)
-    assert code == 1 and set(reasons) == {"train"} and "draft is in dvc.lock" in reasons["train"]
+    assert code == 1 and set(reasons) == {"preflight"} and "draft is in dvc.lock" in reasons["preflight"]

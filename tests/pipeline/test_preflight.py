@@ -137,7 +137,7 @@ def other_map(config, weights, training):
     (other_map, "EY-VOCAB-08"),
     (lambda config, weights, training: config.update(tie_word_embeddings=True), "EY-CONFIG-07"),
     (lambda config, weights, training: weights.pop("norm.weight"), "EY-TENSOR-02"),
-    (lambda config, weights, training: training.update(boundaries=[1, 2, 4]), r"trained on boundaries \[1, 2, 4\]"),
+    (lambda config, weights, training: training.update(boundaries=[1, 2, 4]), r"trained on the boundaries \[1, 2, 4\]"),
     (lambda config, weights, training: training["target_files"].update({"tokenizer.json": "0" * 64}), "EY-TARGET-01"),
 ])
 def test_a_start_with_a_fault_is_refused_by_preflight(inside, start, change, said):

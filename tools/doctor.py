@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stages.contract import check, dialects, launch
 from stages.contract.folder import open_folder
+from stages.lib.headers import read_object
 from stages.lib.refusal import Refusal
 
 HEALTHY, FAULTY, CANNOT_JUDGE = 0, 1, 2
@@ -48,6 +49,9 @@ def parse(words=None):
                         "static checks")
     parser.add_argument("--sglang", default=check.PINNED, metavar="VERSION", help="the server's version (default %(default)s)")
     parser.add_argument("--launch", metavar="LINE", help="the server's launch line, or @FILE with it: checks its flags too")
+    parser.add_argument("--server", metavar="URL", help="a running server: its version and flags are asked of it")
+    parser.add_argument("--says", metavar="LINE", help="a `Decode batch` line of the server's log, or @FILE with the meta_info of one "
+                        "request: what its figures mean in that version")
     parser.add_argument("--trained-on", choices=("outputs", "boundaries"), help="what the ids in the config mean: outputs of layers, or "
                         "boundaries (the inputs of layers); default: what its trainer writes, where that is known")
     parser.add_argument("--states", type=Path, metavar="DIR", help="Eyrie's data/states: which boundary is each chunk?")
@@ -68,7 +72,7 @@ def parse(words=None):
 def examine(options):
     """The whole report as a dict. Refusal when the draft, the target, the version or the data cannot be judged."""
     started = time.monotonic()
-    engine = check.Engine(options.sglang, launch_flags(options.launch))
+    engine = check.Engine(*asked_of(options.server)) if options.server else check.Engine(options.sglang, launch_flags(options.launch))
     folder, target = open_folder(options.draft), check.target_of(options.target)
     asked = [f"--{name}" for name in ("search", "states", "traces") if getattr(options, name)]
     weights = any(options.target.glob("*.safetensors"))
@@ -80,8 +84,10 @@ def examine(options):
             raise Refusal(f"{path} does not exist; expected what extract or generate wrote")
     trainer, learned = dialects.trainer_of(folder), dialects.learn(folder, options.trained_on)
     findings = check.check(folder, target, engine)
-    report = {"draft": str(options.draft), "target": str(options.target), "architecture": target.architecture, "sglang": options.sglang,
+    report = {"draft": str(options.draft), "target": str(options.target), "architecture": target.architecture, "sglang": engine.version,
               "trainer": trainer or "unknown", "trained_on": learned, "figures": {}, "said": []}
+    if options.says:
+        report["figures"]["says"] = meaning(options.says, engine)
     if options.static:
         report["said"].append("numeric checks were not asked for (--static)")
     elif not weights:
@@ -103,6 +109,26 @@ def examine(options):
     report["healthy"] = False if check.wrong(findings) else None if any(f.level == "open" for f in findings) else True
     report["seconds"] = round(time.monotonic() - started, 1)
     return report
+
+
+def asked_of(url):
+    """(version, flags) of a running server. Refusal when it does not answer."""
+    from stages.engines.http_json import Broken, Http, Refused
+    try:
+        return launch.of_server(Http(url.rstrip("/")).call("/server_info", seconds=30.0))
+    except (Broken, Refused) as error:
+        raise Refusal(f"the server at {url} does not say what it is: {error}") from None
+
+
+def meaning(text, engine):
+    """What the figures of one request or log line mean in this version: before 0.5.11 the rate counts the bonus token."""
+    from stages.engines import spec_counters
+    if text.startswith("@"):
+        given = read_object(Path(text[1:]))
+        given = given.get("meta_info", given)
+    else:
+        given = text
+    return spec_counters.meaning(given, engine.version, launch.number(engine.flags.get("speculative-num-draft-tokens"))).says
 
 
 def launch_flags(text):

@@ -38,6 +38,13 @@ def parse(line):
     return {ALIASES.get(name, name): value for name, value in flags.items()}
 
 
+def of_server(info):
+    """(version, {flag: value}) of what a running server says of itself (GET /server_info). Its environment cannot be asked for."""
+    flags = {name.replace("_", "-"): value for name, value in info.items() if value is not None and not isinstance(value, (dict, list))}
+    return str(info.get("version")), {name: str(value) if not isinstance(value, bool) else value for name, value in flags.items()
+                                      if value is not False}
+
+
 def faults(folder, read, target, engine):
     """(code, evidence) of the launch flags; none when no launch line is known."""
     flags = engine.flags

@@ -12,9 +12,9 @@ import torch
 from stages.contract import check, rules, states as probe
 from stages.contract.folder import open_folder
 from stages.contract.forward import ServedDraft
-from stages.engines.transformers_engine import Engine
-from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, metrics, packing, params, progress, prompts, shards,
-                        state, target, traces, verifier, vocabulary, workers)
+from stages.engines import transformers_engine
+from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, gate, metrics, packing, params, progress, prompts,
+                        served, shards, state, target, traces, verifier, vocabulary, workers)
 from stages.lib.refusal import Refusal, run
 
 PROBED = 4  # answers whose states are compared with all boundaries of the target
@@ -32,7 +32,7 @@ def setup(folder, p, stop, taps):
 @functools.cache
 def engine(dtype):
     """This process's target in the traces' precision, and in fp32 for the few rows that are decoded for real."""
-    return Engine(target.open_target(), settings.engine.version, dtype, settings.engine.threads)
+    return transformers_engine.of(target.open_target(), settings.engine, dtype)
 
 
 def main():
@@ -48,22 +48,11 @@ def main():
     ids = exported.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     taps = rules.boundaries_captured(p.export.sglang, about["architecture"], ids, about["num_hidden_layers"])
 
-    # The target answers the evaluation prompts by itself; on a few it also decodes with the draft, for real.
     read = prompts.read(e.files, None, e.max_bad)
-    blocks = [read.rows[i::e.blocks] for i in range(e.blocks)]
-    key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.max_tokens, e.max_new_tokens, e.batch]
-    said = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block))}.json") for block in blocks]
-    kept = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block), taps)}.safetensors") for block in blocks]
-    tasks = [(answer_and_capture, block, a, s) for block, a, s in zip(blocks, said, kept) if not (a.exists() and s.exists())]
-    probes = [read.rows[i * len(read.rows) // e.decode_rows] for i in range(e.decode_rows)]
-    tasks += [(decode, probes[i::2]) for i in range(2)]
-    most = sum(len(row["turns"]) for task in tasks if task[0] is answer_and_capture for row in task[1]) * e.max_new_tokens
-    done = list(workers.run(work, tasks, p.exec.workers, setup, (folder, p, about["eos_token_ids"], taps), "evaluate",
-                            most + 2 * e.decode_rows * e.decode_tokens))
-    decoded = [row for task, result in done if task[0] is decode for row in result]
-    results = [files.read_json(path) for path in said]
-    rows = [row for result in results for row in result["rows"]]
-    bad = read.quarantined + [row for result in results for row in result["quarantined"]]
+    by = {"transformers": answered_here, "sglang": answered_by_servers}.get(p.engine.name)
+    if by is None:
+        raise Refusal(f"engine.name is {p.engine.name!r}; expected transformers or sglang")
+    rows, bad, said, kept, decoded, live = by(p, about, folder, read, taps)
 
     # Replay the answers: every chain length from one pass over their states.
     setup(folder, p, about["eos_token_ids"], taps)
@@ -80,19 +69,28 @@ def main():
 
     varied = [metrics.distinct_4grams(row["response_ids"]) >= e.distinct for row in rows]
     headline = lambda histograms, keep=varied: metrics.tau_with_interval([h for h, k in zip(histograms, keep) if k], e.bootstrap, e.seed)
-    chain = found[verifier.HEADLINE_CHAIN]
-    full = lambda keep: {**headline(chain, keep), **metrics.positions([h for h, k in zip(chain, keep) if k], verifier.HEADLINE_CHAIN)}
+    counted = live["chains"] if live else found  # the headline is what was served, where a server ran
+    chain = counted[verifier.HEADLINE_CHAIN]
+    at = lambda of, keep: metrics.positions([h for h, k in zip(of, keep) if k], verifier.HEADLINE_CHAIN)
+    full = lambda keep, of=chain: {**headline(of, keep), **at(of, keep)}
     sets = {name: [v and row["source"] == name for v, row in zip(varied, rows)] for name in dict.fromkeys(row["source"] for row in rows)}
+    # Other chains and temperatures of a server are other answers, all of them counted.
+    tau_of = lambda histograms: headline(histograms, varied if len(histograms) == len(rows) and not live else [True] * len(histograms))
     tokens = torch.tensor([t for row in rows for t in row["response_ids"][1:]])
     result = {
-        **headline(chain), "offline": full(varied), "all_rows": headline(chain, [True] * len(rows)),
+        **headline(chain), "offline": full(varied, found[verifier.HEADLINE_CHAIN]), "all_rows": headline(chain, [True] * len(rows)),
         "sets": {name: {**full(keep), **{f"{b}_tau": headline(h, keep)["tau"] for b, h in beside.items()}} for name, keep in sets.items()},
-        **{f"chain_{k}": headline(found[k]) for k in e.chains if k != verifier.HEADLINE_CHAIN},
+        **{f"chain_{k}": tau_of(counted[k]) for k in e.chains if k != verifier.HEADLINE_CHAIN},
         "baselines": {name: headline(histograms) for name, histograms in beside.items()},
         "coverage": round(vocabulary.inside(d2t, about["vocab_size"])[tokens].float().mean().item(), 4),
         "answers": {"rows": len(rows), "looping": len(rows) - sum(varied), "response_tokens": len(tokens) + len(rows),
                     "cut_at_limit": sum(row["finish_reason"] == "length" for row in rows), "quarantined": len(bad)},
         "decode": decoding}
+    if live:
+        head = target.head_and_norm(folder)["head"].float()
+        result |= {"served": full(varied), "t1": tau_of(live["t1"]),
+                   "gate": gated(rows, live, head, exported.training["boundaries"], e.seed)}
+        served.speed_file(live["tokens_per_s"], result["tau"])
     result["tau_macro"] = round(sum(s["tau"] for s in result["sets"].values()) / len(sets), metrics.DIGITS)
     files.write_json("metrics/evaluate.json", result)
     files.write_csv("metrics/positions.csv", ["set", "position", "accepted"], [
@@ -101,9 +99,56 @@ def main():
         [name, drafter, *(headline(histograms, keep)[k] for k in ("tau", "tau_lo", "tau_hi"))]
         for name, keep in sets.items() for drafter, histograms in {"draft": chain, **beside}.items()])
     state.keep_only("evaluate", {path.name for path in said + kept})
+    shown = {"offline": result["offline"]["tau"], "same_count": f"{result['gate']['same']:.1%} of passes"} if live else \
+        {"decoded": f"{decoding['equal']} of {decoding['rows']} equal"}
     progress.summary("evaluate", tau=f"{result['tau']} [{result['tau_lo']}, {result['tau_hi']}]", n=result["n"],
-                     trigram=result["baselines"]["trigram"]["tau"], prompt_lookup=result["baselines"]["prompt_lookup"]["tau"],
-                     decoded=f"{decoding['equal']} of {decoding['rows']} equal")
+                     trigram=result["baselines"]["trigram"]["tau"], prompt_lookup=result["baselines"]["prompt_lookup"]["tau"], **shown)
+
+
+def answered_here(p, about, folder, read, taps):
+    """The target answers the prompts in this machine's processes; on a few it also decodes with the draft, for real."""
+    e = p.evaluate
+    blocks = [read.rows[i::e.blocks] for i in range(e.blocks)]
+    key = [params.code_key("evaluate"), about["sha256"], params.plain(p.engine), e.max_tokens, e.max_new_tokens, e.batch]
+    said = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block))}.json") for block in blocks]
+    kept = [state.piece("evaluate", f"{files.digest_of(key, answers.key_of(block), taps)}.safetensors") for block in blocks]
+    tasks = [(answer_and_capture, block, a, s) for block, a, s in zip(blocks, said, kept) if not (a.exists() and s.exists())]
+    probes = [read.rows[i * len(read.rows) // e.decode_rows] for i in range(e.decode_rows)]
+    tasks += [(decode, probes[i::2]) for i in range(2)]
+    most = sum(len(row["turns"]) for task in tasks if task[0] is answer_and_capture for row in task[1]) * e.max_new_tokens
+    done = list(workers.run(work, tasks, p.exec.workers, setup, (folder, p, about["eos_token_ids"], taps), "evaluate",
+                            most + 2 * e.decode_rows * e.decode_tokens))
+    decoded = [row for task, result in done if task[0] is decode for row in result]
+    results = [files.read_json(path) for path in said]
+    bad = read.quarantined + [row for result in results for row in result["quarantined"]]
+    return [row for result in results for row in result["rows"]], bad, said, kept, decoded, None
+
+
+def answered_by_servers(p, about, folder, read, taps):
+    """The EAGLE-3 server's own greedy answers, and their states from the same engine at the served boundaries."""
+    live = served.on_servers(p, about, folder, chat.tokenizer(folder), read.rows)
+    rows = live["rows"]
+    live["states"] = served.states_of(p, folder, rows, taps)
+    path = state.piece("evaluate", "served.safetensors")
+    documents = [document(row, aux, aux[:, :0]) for row, aux in zip(rows, live["states"][0])]
+    shards.write(path, {**{name: torch.cat([d[name] for d in documents]) for name in documents[0]},
+                        "cu_seqlens": torch.tensor([0, *(len(d["input_ids"]) for d in documents)]).cumsum(0)})
+    return rows, read.quarantined + live["quarantined"], [], [path], [], live
+
+
+def gated(rows, live, head, boundaries, seed):
+    """The gate's figures; a Refusal that names the suspects in order where served is not offline."""
+    figures = served.compare(rows, live["passes"], *live["states"], embed, head, seed)
+    f = figures
+    print(f"evaluate: served {f['tau_served']}, offline {f['tau_offline']} on the same {f['passes']} passes; difference "
+          f"{f['difference']:+} [{f['difference_lo']:+}, {f['difference_hi']:+}], detectable {f['detectable']}; same count on "
+          f"{f['same']:.1%}, floor {f['floor']:.1%}", flush=True)
+    if said := gate.faults(figures):
+        ranked = served.suspects(rows, live["passes"], engine(settings.engine.dtype), boundaries, embed, head)
+        explained = "; ".join(f"{share:.1%} {name}" for share, name in ranked[:4])
+        raise Refusal(f"what is served is not what was exported: {'; '.join(said)}. Share of passes that each reading of the states would "
+                      f"explain: {explained}. Convict it with tools/doctor --states (EY-STATE-02, EY-RULE-03) or the live preflight")
+    return figures
 
 
 def documents_of(rows, states):

@@ -4,9 +4,11 @@ In: data/traces, data/target. Out: data/states (shards of stages/lib/shards.py, 
 Alone: `python -m stages.extract`. A finished shard survives a kill; the complete set is renamed into place.
 """
 from stages.lib import cpu  # noqa: F401  before torch
+from types import SimpleNamespace
+
 import torch
 
-from stages.engines.transformers_engine import Engine
+from stages.engines import sglang_capture, transformers_engine
 from stages.lib import budget, capture, files, params, parity, progress, shards, state, target, traces, workers
 from stages.lib.refusal import Refusal, run
 
@@ -15,7 +17,7 @@ engine = settings = boundaries = None  # one set per worker process
 
 def setup(folder, p, taps):
     global engine, settings, boundaries
-    engine, settings, boundaries = Engine(folder, p.engine.version, p.engine.dtype, p.engine.threads), p, taps
+    engine, settings, boundaries = transformers_engine.of(folder, p.engine), p, taps
 
 
 def main():
@@ -40,10 +42,15 @@ def main():
     folder = target.open_target()
     setup(folder, p, taps)
     greedy = files.read_json("data/traces/manifest.json")["generate"]["temperature"] == 0
-    figures = parity.probe(engine, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
-    budget.check_time("extract", tokens, figures.pop("tokens_per_s") * max(1, min(p.exec.workers, len(todo))), p.exec.max_hours)
-    for _ in workers.run(extract, todo, p.exec.workers, setup, (folder, p, taps), "extract", tokens):
-        pass
+    if p.engine.name == "transformers":
+        figures = parity.probe(engine, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
+        budget.check_time("extract", tokens, figures.pop("tokens_per_s") * max(1, min(p.exec.workers, len(todo))), p.exec.max_hours)
+        for _ in workers.run(extract, todo, p.exec.workers, setup, (folder, p, taps), "extract", tokens):
+            pass
+    elif p.engine.name == "sglang":
+        figures = extract_served(folder, p, taps, rows, todo, tokens, greedy)
+    else:
+        raise Refusal(f"engine.name is {p.engine.name!r}; expected transformers or sglang")
 
     out = state.begin("extract")
     listed = []
@@ -60,6 +67,26 @@ def main():
     state.keep_only("extract", {path.name for path in paths})
     progress.summary("extract", documents=len(rows), tokens=sum(map(length, rows)), bytes_per_token=per_token,
                      boundaries=taps, parity_p1=figures["cosine_p1_min"], head_repeats=figures["head_repeats"])
+
+
+def extract_served(folder, p, taps, rows, todo, tokens, greedy):
+    """The same shards from an SGLang server that runs the capture plugin; its rows are held against a plain forward of transformers.
+    Returns the figures for the manifest."""
+    with sglang_capture.session("extract", folder, p.engine, taps) as (capture, report):
+        both = SimpleNamespace(capture=lambda sequences, _: [states[:2] for states in capture(sequences, [0] * len(sequences))],
+                               plain_states=engine.plain_states, next_ids=engine.next_ids)
+        figures = parity.probe(both, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
+        budget.check_time("extract", tokens, figures.pop("tokens_per_s"), p.exec.max_hours)
+        with progress.bar("extract", tokens) as bar:
+            for shard, path in todo:
+                found = capture([row["prompt_ids"] + row["response_ids"] for row in shard], [len(row["prompt_ids"]) - 1 for row in shard])
+                documents = []
+                for (aux, last, next_id), row in zip(found, shard):  # in this order, so that the generator comes to its end
+                    next_id[-1] = -1  # nothing supervised follows
+                    documents.append(document(row, aux, last, next_id))
+                    bar.update(length(row))
+                write(shard, path, documents)
+    return {**figures, "plugin": report}
 
 
 def length(row):
@@ -85,30 +112,39 @@ def extract(task):
     documents = [None] * len(rows)
     for group in capture.batches_by_length([len(s) for s in sequences], settings.extract.batch_tokens):
         for i, (aux, last) in zip(group, engine.capture([sequences[i] for i in group], boundaries)):
-            documents[i] = document(rows[i], aux, last)
+            documents[i] = document(rows[i], aux, last, next_words(rows[i], last))
         workers.tick(sum(len(sequences[i]) for i in group))
+    write(rows, path, documents)
+
+
+def write(rows, path, documents):
+    """One shard of these documents. A Refusal names a row whose states are not finite."""
     tensors = {name: torch.cat([d[name] for d in documents]) for name in documents[0]}
     for name in ("aux", "last"):
-        if not torch.isfinite(tensors[name].float()).all():
+        if not all(end.isfinite() for end in tensors[name].aminmax()):  # a mask of all values takes forty times as long
             bad = next(r for r, d in zip(rows, documents) if not torch.isfinite(d[name].float()).all())
             raise Refusal(f"the {name} states of trace {bad['id']} turn {bad['turn']} are not finite; check the target's "
                           f"weights and engine.dtype ({settings.engine.dtype})")
-    cu_seqlens = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
+    cu_seqlens = torch.tensor([0, *map(length, rows)]).cumsum(0)
     shards.write(path, {**tensors, "cu_seqlens": cu_seqlens})
 
 
-def document(row, aux, last):
-    """One row's tensors. The head runs only where its argmax is ever read: before supervised tokens.
+def next_words(row, last):
+    """The head runs only where its argmax is ever read: before supervised tokens.
 
         token      x0   x1  ...  x(P-1)   xP   ...  xE          P prompt tokens, E the last response token
         loss_mask   0    0         0       1         1
         next_id    -1   -1       head    head       -1           next_id[t] is the target's word for x[t+1]
     """
-    prompt, response = len(row["prompt_ids"]), len(row["response_ids"])
-    next_id = torch.full((prompt + response,), -1, dtype=torch.int32)
-    next_id[prompt - 1:-1] = engine.next_ids(last[prompt - 1:-1]).int()
-    loss_mask = torch.arange(prompt + response) >= prompt
-    return {"input_ids": torch.tensor(row["prompt_ids"] + row["response_ids"], dtype=torch.int32), "loss_mask": loss_mask,
+    next_id = torch.full((length(row),), -1, dtype=torch.int32)
+    next_id[len(row["prompt_ids"]) - 1:-1] = engine.next_ids(last[len(row["prompt_ids"]) - 1:-1]).int()
+    return next_id
+
+
+def document(row, aux, last, next_id):
+    """One row's tensors."""
+    return {"input_ids": torch.tensor(row["prompt_ids"] + row["response_ids"], dtype=torch.int32),
+            "loss_mask": torch.arange(length(row)) >= len(row["prompt_ids"]),
             "last": last.to(torch.float32 if settings.extract.dtype == "float32" else torch.bfloat16), "next_id": next_id,
             **shards.pack(aux, len(boundaries), settings.extract.dtype)}
 

@@ -11,9 +11,10 @@ import time
 import torch
 
 from stages.contract import check, config, dialects, probes, rules
+from stages.engines import live
 from stages.contract.folder import open_folder
 from stages.contract.forward import ServedDraft
-from stages.engines.transformers_engine import Engine
+from stages.engines import transformers_engine
 from stages.lib import (budget, capture, chat, draft as drafts, files, loss, packing, params, parity, progress, prompts,
                         served_folder, shards, state, target, vocabulary, warm_start)
 from stages.lib.refusal import Refusal, run
@@ -22,6 +23,7 @@ SAMPLE = 64        # prompts that the plan's lengths are taken from
 NEW_TOKENS = 8     # of each answer in the timed batch
 # A draft may go on for a target that was tuned further or has another template; with another tokenizer ids mean other words.
 RETARGETED = ("EY-TARGET-02", "EY-TARGET-03")
+PROBE_BATCH = 96
 PARITY_ROWS = 8    # of that batch, compared with a plain forward
 
 
@@ -51,11 +53,15 @@ def main():
 
     # The target's own side: its words, its states, and how fast it gives them.
     read = prompts.read(p.prompts.files, p.prompts.limit, p.prompts.max_bad)
-    engine, tok = Engine(folder, p.engine.version, p.engine.dtype, p.engine.threads), chat.tokenizer(folder)
+    engine, tok = transformers_engine.of(folder, p.engine), chat.tokenizer(folder)
     rows, speed = answer_a_few(engine, tok, read.rows, p, about["eos_token_ids"])
     figures = parity.probe(engine, rows, taps, PARITY_ROWS, True, p.engine.dtype)
     speed["extract"] = figures.pop("tokens_per_s")
     speed["train"] = training_speed(draft, weights, d2t, about, p)
+    if p.engine.name == "sglang" and not any(f.level == "fault" for f in findings):
+        seen = live.watch(p.engine, folder, out, about, [row["prompt_ids"] for row in rows[:4]])
+        findings += check.sorted_findings(live.faults(seen, taps, about["hidden_size"]))
+        figures["live"] = seen
 
     # The whole plan: disk and hours, upper bounds.
     need = plan(read.rows, tok, p)
@@ -128,7 +134,7 @@ def start_of(p, about, folder, taps):
 
 def answer_a_few(engine, tok, rows, p, stop_ids):
     """Greedy beginnings of answers to a few prompts, as trace rows, and the rate in tokens/s of a batch."""
-    count = min(p.generate.batch, len(rows))
+    count = min(p.generate.batch, PROBE_BATCH, len(rows))
     some = [rows[i * len(rows) // count] for i in range(count)]
     asked = [(row, chat.render(tok, chat.messages(row, []))) for row in some]
     asked = [(row, ids) for row, ids in asked if len(ids) <= p.prompts.max_tokens]
@@ -187,10 +193,11 @@ def over_budget(need, num_aux, about, p, speed):
     per_token = shards.bytes_per_token(num_aux, about["hidden_size"], p.extract.dtype)
     copies = budget.dvc_copies()
     size, free = need["tokens"] * per_token * (1 + copies), shutil.disk_usage(".").free
+    if p.engine.name == "sglang":
+        speed = {"train": speed["train"]}  # the probes ran on this machine's CPU, the stages do not
     spread = max(1, p.exec.workers)
-    seconds = {"generate": need["response_tokens"] / speed["generate"] / spread, "extract": need["tokens"] / speed["extract"] / spread,
-               "train": need["tokens"] * p.train.epochs / speed["train"]}
-    hours = {name: t / 3600 for name, t in seconds.items()}
+    work = {"generate": need["response_tokens"] / spread, "extract": need["tokens"] / spread, "train": need["tokens"] * p.train.epochs}
+    hours = {name: work[name] / rate / 3600 for name, rate in speed.items()}
     print(f"preflight: {need['prompts']:,} prompts, at most {need['tokens']:,} tokens; states {size / 1e9:.2f} GB"
           f"{' with the copy in the DVC cache' if copies else ''} of {free / 1e9:.1f} GB free; at most "
           f"{', '.join(f'{name} {60 * h:.0f} min' for name, h in hours.items())} at the rates of short probes", flush=True)

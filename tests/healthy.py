@@ -73,7 +73,8 @@ def states_on_disk(folder, engine, answers, boundaries):
     extract.engine, extract.boundaries = engine, list(boundaries)
     extract.settings = type("P", (), {"extract": type("E", (), {"dtype": "float32"})})
     captured = engine.capture([p + r for p, r in answers], boundaries)
-    documents = [extract.document({"prompt_ids": p, "response_ids": r}, *states) for (p, r), states in zip(answers, captured)]
+    rows = [{"prompt_ids": p, "response_ids": r} for p, r in answers]
+    documents = [extract.document(row, aux, last, extract.next_words(row, last)) for row, (aux, last) in zip(rows, captured)]
     extract.engine = extract.boundaries = extract.settings = None
     tensors = {name: torch.cat([d[name] for d in documents]) for name in documents[0]}
     path = folder / "states-00000.safetensors"

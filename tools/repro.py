@@ -27,6 +27,7 @@ from stages.lib.refusal import Refusal, run
 
 STATE = Path(".eyrie")
 LAST_GOOD = STATE / "last-good"
+OPEN = ("engine.flags",)  # sections whose keys are an engine's, not ours
 GRACE = 20  # seconds that a stopped stage has to end by itself
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -103,16 +104,16 @@ def merge(node, values, path, origin, above=""):
     changed = False
     for key, value in values.items():
         name = f"{above}{key}"
-        if key not in node:
+        if key not in node and above.rstrip(".") not in OPEN:
             raise Refusal(f"{origin} sets {name}, which {path} does not have")
-        if isinstance(node[key], dict) != isinstance(value, dict):
+        if key in node and isinstance(node[key], dict) != isinstance(value, dict):
             shape = "a section" if isinstance(node[key], dict) else "a single value"
             raise Refusal(f"{origin} sets {name} to {value!r}, but in {path} it is {shape}")
         if isinstance(value, dict):
             changed |= merge(node[key], value, path, origin, f"{name}.")
-        elif node[key] != value or isinstance(node[key], bool) != isinstance(value, bool):
+        elif key not in node or node[key] != value or isinstance(node[key], bool) != isinstance(value, bool):
             changed = True
-            if isinstance(node[key], CommentedSeq) and isinstance(value, list) and value:
+            if isinstance(node.get(key), CommentedSeq) and isinstance(value, list) and value:
                 replace_items(node[key], value)
             else:
                 node[key] = value

@@ -71,8 +71,9 @@ class Engine:
 
     def __init__(self, folder, version, dtype, threads):
         """folder: a verified target folder. version: engine.version, which must be what is installed, since another
-        release may compute other bits. threads: fixed, since the order of sums in bf16 depends on it."""
-        if transformers.__version__ != version:
+        release may compute other bits; None where another engine makes the data and this one is what it is held against.
+        threads: fixed, since the order of sums in bf16 depends on it."""
+        if version not in (None, transformers.__version__):
             raise Refusal(f"engine.version is {version} but transformers {transformers.__version__} is installed; "
                           "install the locked environment (make env) or change engine.version")
         if dtype not in DTYPES:
@@ -160,6 +161,11 @@ class Engine:
         with _Taps(self.decoder, boundaries) as taps:
             logits = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0].float()
         return logits, taps.concatenated()[0]
+
+
+def of(folder, engine, dtype=None):
+    """The Engine that the params section `engine` means; where that is SGLang, the plain forward that it is held against."""
+    return Engine(folder, engine.version if engine.name == "transformers" else None, dtype or engine.dtype, engine.threads)
 
 
 class _Taps:

@@ -3,7 +3,8 @@
 Each piece is computed alone, with a thread count that is a param, so the number of processes changes no byte.
 """
 import multiprocessing
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+import threading
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 
 from stages.lib import progress
 
@@ -52,3 +53,21 @@ def run(work, tasks, workers, setup, arguments, title, total, unit="tok"):
         finally:
             for future in pending:
                 future.cancel()
+
+
+def threads(work, tasks, count, title, total, unit="tok"):
+    """As `run`, for work that waits for a server: `count` pieces at a time in threads of this process, so that the next piece
+    fills the server up while the last answers of one trickle in."""
+    global tick
+    lock = threading.Lock()
+    with progress.bar(title, total, unit) as bar, ThreadPoolExecutor(count) as pool:
+        def tick(amount):
+            with lock:
+                bar.update(amount)
+
+        futures = {pool.submit(work, task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

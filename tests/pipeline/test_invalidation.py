@@ -15,8 +15,8 @@ TARGET, PREFLIGHT, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name
 # Which stages a key makes stale by itself. What comes after them follows from their outputs; preflight's has constant bytes.
 TABLE = {
     "target": (TARGET, "source name revision sha256"),
-    "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads"),
-    "prompts": (PREFLIGHT | GENERATE, "files limit max_tokens max_bad"),
+    "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads servers"),
+    "prompts": (PREFLIGHT | GENERATE, "files limit self max_tokens max_bad"),
     "generate": (GENERATE, "temperature top_p seed block cut max_cut"),
     "generate ": (PREFLIGHT | GENERATE, "max_new_tokens batch"),  # the plan's size
     "capture": (PREFLIGHT | EXTRACT, "layer_ids offset"),

@@ -31,7 +31,8 @@ def test_one_memorised_dialogue_reaches_tau_over_five_and_a_half_of_six(tmp_path
     monkeypatch.setattr(extract, "boundaries", BOUNDARIES)
     monkeypatch.setattr(extract, "settings", type("P", (), {"extract": type("E", (), {"dtype": "float32"})}))
     (aux, last), = engine.capture([prompt + answer], BOUNDARIES)
-    shards.write(tmp_path / "s.safetensors", {**extract.document({"prompt_ids": prompt, "response_ids": answer}, aux, last),
+    row = {"prompt_ids": prompt, "response_ids": answer}
+    shards.write(tmp_path / "s.safetensors", {**extract.document(row, aux, last, extract.next_words(row, last)),
                                               "cu_seqlens": torch.tensor([0, len(prompt + answer)])})
     states = shards.States([tmp_path / "s.safetensors"], {"dtype": "float32"})
     head = engine.head.weight.detach()

@@ -13,8 +13,8 @@ from stages.contract import check, rules, states as probe
 from stages.contract.folder import open_folder
 from stages.contract.forward import ServedDraft
 from stages.engines import transformers_engine
-from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, gate, metrics, packing, params, progress, prompts,
-                        served, shards, state, target, traces, verifier, vocabulary, workers)
+from stages.lib import (answers, baselines, capture, chat, draft as drafts, files, gate, metrics, packing, params, parity, progress,
+                        prompts, served, shards, state, target, traces, verifier, vocabulary, workers)
 from stages.lib.refusal import Refusal, run
 
 PROBED = 4  # answers whose states are compared with all boundaries of the target
@@ -58,8 +58,9 @@ def main():
     setup(folder, p, about["eos_token_ids"], taps)
     draft, d2t = drafts.of_export("data/export", embed)
     states = shards.States(kept, {"dtype": p.engine.dtype})
-    wrong = probe.states(documents_of(rows, states), engine(p.engine.dtype), exported.training["boundaries"])
-    check.refuse(check.sorted_findings(wrong), "the states of the evaluation answers")
+    if not parity.by_layers(p.engine):  # else served.states_of has held them against single layers
+        wrong = probe.states(documents_of(rows, states), engine(p.engine.dtype), exported.training["boundaries"])
+        check.refuse(check.sorted_findings(wrong), "the states of the evaluation answers")
     target_ids = vocabulary.target_ids(d2t)
     with progress.bar("replay", sum(states.lengths)) as bar:
         found = verifier.replay(draft, states, list(range(len(rows))), target_ids, e.chains, max(states.lengths), 4, bar.update)
@@ -128,7 +129,7 @@ def answered_by_servers(p, about, folder, read, taps):
     """The EAGLE-3 server's own greedy answers, and their states from the same engine at the served boundaries."""
     live = served.on_servers(p, about, folder, chat.tokenizer(folder), read.rows)
     rows = live["rows"]
-    live["states"] = served.states_of(p, folder, rows, taps)
+    live["states"] = served.states_of(p, folder, rows, taps, about["num_hidden_layers"])
     path = state.piece("evaluate", "served.safetensors")
     documents = [document(row, aux, aux[:, :0]) for row, aux in zip(rows, live["states"][0])]
     shards.write(path, {**{name: torch.cat([d[name] for d in documents]) for name in documents[0]},
@@ -144,6 +145,9 @@ def gated(rows, live, head, boundaries, seed):
           f"{f['difference']:+} [{f['difference_lo']:+}, {f['difference_hi']:+}], detectable {f['detectable']}; same count on "
           f"{f['same']:.1%}, floor {f['floor']:.1%}", flush=True)
     if said := gate.faults(figures):
+        if parity.by_layers(settings.engine):
+            raise Refusal(f"what is served is not what was exported: {'; '.join(said)}. The states passed the parity of layers, so look at "
+                          "what the server reads: tools/doctor --server, and the live preflight (EY-RULE-03, EY-FORWARD-03)")
         ranked = served.suspects(rows, live["passes"], engine(settings.engine.dtype), boundaries, embed, head)
         explained = "; ".join(f"{share:.1%} {name}" for share, name in ranked[:4])
         raise Refusal(f"what is served is not what was exported: {'; '.join(said)}. Share of passes that each reading of the states would "

@@ -4,12 +4,13 @@ In: data/traces, data/target. Out: data/states (shards of stages/lib/shards.py, 
 Alone: `python -m stages.extract`. A finished shard survives a kill; the complete set is renamed into place.
 """
 from stages.lib import cpu  # noqa: F401  before torch
+import functools
 from types import SimpleNamespace
 
 import torch
 
 from stages.engines import sglang_capture, transformers_engine
-from stages.lib import budget, capture, files, params, parity, progress, shards, state, target, traces, workers
+from stages.lib import budget, capture, files, layer_parity, params, parity, progress, shards, state, target, traces, workers
 from stages.lib.refusal import Refusal, run
 
 engine = settings = boundaries = None  # one set per worker process
@@ -40,15 +41,15 @@ def main():
                       "fp8, or move the workspace and DVC's cache to a larger disk")
 
     folder = target.open_target()
-    setup(folder, p, taps)
     greedy = files.read_json("data/traces/manifest.json")["generate"]["temperature"] == 0
     if p.engine.name == "transformers":
+        setup(folder, p, taps)
         figures = parity.probe(engine, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
         budget.check_time("extract", tokens, figures.pop("tokens_per_s") * max(1, min(p.exec.workers, len(todo))), p.exec.max_hours)
         for _ in workers.run(extract, todo, p.exec.workers, setup, (folder, p, taps), "extract", tokens):
             pass
     elif p.engine.name == "sglang":
-        figures = extract_served(folder, p, taps, rows, todo, tokens, greedy)
+        figures = extract_served(folder, p, taps, rows, todo, tokens, greedy, about["num_hidden_layers"])
     else:
         raise Refusal(f"engine.name is {p.engine.name!r}; expected transformers or sglang")
 
@@ -69,13 +70,22 @@ def main():
                      boundaries=taps, parity_p1=figures["cosine_p1_min"], head_repeats=figures["head_repeats"])
 
 
-def extract_served(folder, p, taps, rows, todo, tokens, greedy):
-    """The same shards from an SGLang server that runs the capture plugin; its rows are held against a plain forward of transformers.
-    Returns the figures for the manifest."""
+def extract_served(folder, p, taps, rows, todo, tokens, greedy, num_layers):
+    """The same shards from an SGLang server that runs the capture plugin. Its rows are held against a plain forward of transformers, or
+    (engine.parity: layers) against single layers of the checkpoint. Returns the figures for the manifest."""
+    global settings, boundaries
+    settings, boundaries = p, taps
+    states_alone = lambda capture, sequences: [states[:2] for states in capture(sequences, [0] * len(sequences))]
+    if parity.by_layers(p.engine):
+        with sglang_capture.session("parity", folder, p.engine, layer_parity.both_sides(taps, num_layers)) as (capture, _):
+            figures = layer_parity.probe(functools.partial(states_alone, capture), folder, rows, taps, num_layers, p.extract.probe_rows,
+                                         greedy, p.engine.dtype)
     with sglang_capture.session("extract", folder, p.engine, taps) as (capture, report):
-        both = SimpleNamespace(capture=lambda sequences, _: [states[:2] for states in capture(sequences, [0] * len(sequences))],
-                               plain_states=engine.plain_states, next_ids=engine.next_ids)
-        figures = parity.probe(both, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
+        if not parity.by_layers(p.engine):
+            setup(folder, p, taps)
+            both = SimpleNamespace(capture=lambda sequences, _: states_alone(capture, sequences),
+                                   plain_states=engine.plain_states, next_ids=engine.next_ids)
+            figures = parity.probe(both, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
         budget.check_time("extract", tokens, figures.pop("tokens_per_s"), p.exec.max_hours)
         with progress.bar("extract", tokens) as bar:
             for shard, path in todo:

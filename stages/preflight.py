@@ -5,6 +5,7 @@ the report and the untrained draft stay in .eyrie/preflight.
 Alone: `python -m stages.preflight`, or `make preflight`. A fault that would show after training shows here in a minute.
 """
 from stages.lib import cpu  # noqa: F401  before torch
+import copy
 import shutil
 import time
 
@@ -49,17 +50,18 @@ def main():
     if p.train.init not in warm_start.FRESH:
         findings += start_of(p, about, folder, taps)
 
-    # Place of the live half, for an engine that serves: this draft for a few requests, the width that reaches it, calls of fc.
-
-    # The target's own side: its words, its states, and how fast it gives them.
-    read = prompts.read(p.prompts.files, p.prompts.limit, p.prompts.max_bad)
-    engine, tok = transformers_engine.of(folder, p.engine), chat.tokenizer(folder)
-    rows, speed = answer_a_few(engine, tok, read.rows, p, about["eos_token_ids"])
-    figures = parity.probe(engine, rows, taps, PARITY_ROWS, True, p.engine.dtype)
-    speed["extract"] = figures.pop("tokens_per_s")
+    # The target's own side: its words, its states, and how fast it gives them. One that cannot be loaded here is extract's to probe.
+    read, tok = prompts.read(p.prompts.files, p.prompts.limit, p.prompts.max_bad), chat.tokenizer(folder)
+    asked, speed, figures = a_few(tok, read.rows, p), {}, {}
+    if not parity.by_layers(p.engine):
+        engine = transformers_engine.of(folder, p.engine)
+        rows, speed["generate"] = answer(engine, asked, p, about["eos_token_ids"])
+        figures = parity.probe(engine, rows, taps, PARITY_ROWS, True, p.engine.dtype)
+        speed["extract"] = figures.pop("tokens_per_s")
     speed["train"] = training_speed(draft, weights, d2t, about, p)
+    # The engine's side: this draft served for a few requests, the width that reaches it, calls of fc.
     if p.engine.name == "sglang" and not any(f.level == "fault" for f in findings):
-        seen = live.watch(p.engine, folder, out, about, [row["prompt_ids"] for row in rows[:4]])
+        seen = live.watch(p.engine, folder, out, about, [ids for _, ids in asked[:4]])
         findings += check.sorted_findings(live.faults(seen, taps, about["hidden_size"]))
         figures["live"] = seen
 
@@ -77,7 +79,7 @@ def main():
     done = state.begin("preflight")
     files.write_json(done / "passed.json", {"passed": True})
     state.publish(done, "data/preflight")
-    progress.summary("preflight", boundaries=taps, ids=ids, sglang=p.export.sglang, parity_p1=figures["cosine_p1_min"],
+    progress.summary("preflight", boundaries=taps, ids=ids, sglang=p.export.sglang, parity_p1=figures.get("cosine_p1_min", "by extract"),
                      tokens=f"at most {need['tokens']:,}", report=".eyrie/preflight/report.json")
 
 
@@ -132,39 +134,50 @@ def start_of(p, about, folder, taps):
     return findings
 
 
-def answer_a_few(engine, tok, rows, p, stop_ids):
-    """Greedy beginnings of answers to a few prompts, as trace rows, and the rate in tokens/s of a batch."""
+def a_few(tok, rows, p):
+    """[(prompt row, token ids)] of a few prompts, the first turns of each."""
     count = min(p.generate.batch, PROBE_BATCH, len(rows))
     some = [rows[i * len(rows) // count] for i in range(count)]
     asked = [(row, chat.render(tok, chat.messages(row, []))) for row in some]
     asked = [(row, ids) for row, ids in asked if len(ids) <= p.prompts.max_tokens]
     if not asked:
         raise Refusal(f"none of {len(some)} prompts fits prompts.max_tokens = {p.prompts.max_tokens}; raise it")
-    limit = min(NEW_TOKENS, p.generate.max_new_tokens)
+    return asked
+
+
+def answer(engine, asked, p, stop_ids):
+    """Greedy beginnings of their answers as trace rows, and the rate in tokens/s of the batch."""
     started = time.perf_counter()
-    answers = engine.generate([ids for _, ids in asked], limit, 0, 1.0, [0] * len(asked), stop_ids)
+    answers = engine.generate([ids for _, ids in asked], min(NEW_TOKENS, p.generate.max_new_tokens), 0, 1.0, [0] * len(asked), stop_ids)
     rate = sum(len(a) for a, _ in answers) / (time.perf_counter() - started)
-    return [{"id": row["id"], "prompt_ids": ids, "response_ids": a} for (row, ids), (a, _) in zip(asked, answers)], {"generate": rate}
+    return [{"id": row["id"], "prompt_ids": ids, "response_ids": a} for (row, ids), (a, _) in zip(asked, answers)], rate
 
 
 def training_speed(draft, weights, d2t, about, p):
     """Tokens/s of one training step on random states, the second of two: the first one also builds things."""
     torch.set_num_threads(p.train.threads)
+    device = torch.device(p.train.device)
+    draft = copy.deepcopy(draft).to(device)
     noise, shape = torch.Generator().manual_seed(0), (2, 256)
     tokens = torch.randint(0, about["vocab_size"], shape, generator=noise)
     slots = torch.arange(shape[1]).expand(shape)
     batch = packing.Batch(tokens, slots > 85, torch.zeros_like(tokens), slots, torch.randn(*shape, draft.fc.in_features, generator=noise),
-                          torch.randn(*shape, about["hidden_size"], generator=noise), tokens, None)
+                          torch.randn(*shape, about["hidden_size"], generator=noise), tokens, None).to(device)
     half = p.train.autocast == "bfloat16"
-    target_ids, words = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])
-    head_rows = weights["head"][target_ids].to(torch.bfloat16 if half else torch.float32)
+    target_ids, words = vocabulary.target_ids(d2t).to(device), vocabulary.draft_ids(d2t, about["vocab_size"]).to(device)
+    head_rows = weights["head"].to(device)[target_ids].to(torch.bfloat16 if half else torch.float32)
     for _ in range(2):
         started = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
             total, _ = loss.ttt_loss(draft, batch, head_rows, words >= 0, words, p.train.ttt_steps, 1.0, False)
         total.backward()
+        total.item()  # a GPU would only have been told to compute
+    rate = tokens.numel() / (time.perf_counter() - started)
     torch.set_num_threads(p.engine.threads)
-    return tokens.numel() / (time.perf_counter() - started)
+    if device.type == "cuda":
+        del draft, batch, head_rows, total
+        torch.cuda.empty_cache()  # the live half's server shares the card
+    return rate
 
 
 def plan(rows, tok, p):

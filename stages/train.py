@@ -26,6 +26,9 @@ def main():
                       f"{about['sha256'][:12]}; rerun extract")
     if p.train.autocast not in ("bfloat16", "float32"):
         raise Refusal(f"train.autocast is {p.train.autocast!r}; expected bfloat16 or float32")
+    if p.train.device not in ("cpu", "cuda") or (p.train.device == "cuda" and not torch.cuda.is_available()):
+        raise Refusal(f"train.device is {p.train.device!r}; expected cpu, or cuda where torch sees a GPU")
+    device = torch.device(p.train.device)
     weights = target.head_and_norm(target.open_target())
 
     # The draft vocabulary comes from what is asked of the draft in training, never from the validation prompts.
@@ -40,11 +43,12 @@ def main():
         shape, start, d2t = warm_start.load(p.train.init, p.train.init_sha256, about, states.manifest["boundaries"], p.draft)
         draft = drafts.Draft(shape, weights["embed"])
         draft.load_state_dict(start)
-    target_ids, draft_ids = vocabulary.target_ids(d2t), vocabulary.draft_ids(d2t, about["vocab_size"])
+    draft.to(device)
+    target_ids, draft_ids = vocabulary.target_ids(d2t).to(device), vocabulary.draft_ids(d2t, about["vocab_size"]).to(device)
     in_vocabulary = draft_ids >= 0
-    head_rows = weights["head"][target_ids].to(torch.bfloat16 if p.train.autocast == "bfloat16" else torch.float32)
+    head_rows = weights["head"].to(device)[target_ids].to(torch.bfloat16 if p.train.autocast == "bfloat16" else torch.float32)
     optimizer = torch.optim.AdamW(draft.parameters(), lr=p.train.lr, betas=(0.9, 0.95), weight_decay=p.train.weight_decay)
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=p.train.autocast == "bfloat16")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=p.train.autocast == "bfloat16")
 
     batches = [batch for epoch in range(p.train.epochs) for batch in
                packing.plan(states.lengths, p.train.pack_tokens, p.train.batch_packs,
@@ -65,7 +69,7 @@ def main():
         for step in range(at["step"], len(batches)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, len(batches), p.train)
-            batch = packing.collate(states, batches[step], p.train.pack_tokens)
+            batch = packing.collate(states, batches[step], p.train.pack_tokens).to(device)
             with autocast:
                 total, scores = loss.ttt_loss(draft, batch, head_rows, in_vocabulary, draft_ids, p.train.ttt_steps,
                                               p.train.step_decay, p.train.stop_at_oov)
@@ -85,7 +89,7 @@ def main():
                                             p.train.pack_tokens, p.train.batch_packs)[verifier.HEADLINE_CHAIN]
                 score = {**metrics.tau_with_interval(found, 1000, p.train.seed), **metrics.positions(found, verifier.HEADLINE_CHAIN)}
                 if score["tau"] > max([s["tau"] for _, s in at["validation"]], default=0):
-                    best = {name: tensor.detach().clone() for name, tensor in draft.named_parameters()}
+                    best = {name: tensor.detach().cpu().clone() for name, tensor in draft.named_parameters()}
                 at["validation"].append([step + 1, score])
                 bar.write(f"train: step {step + 1}, validation tau {score['tau']} [{score['tau_lo']}, {score['tau_hi']}]")
             if time.monotonic() - saved >= 60 * p.exec.save_minutes or step + 1 == len(batches):

@@ -1,9 +1,11 @@
 """One decoder layer of a checkpoint links two boundaries; whatever is not those boundaries is refused."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 
-from stages.lib import layer_parity
+from stages.lib import layer_parity, parity
 from stages.lib.refusal import Refusal
 
 LAYERS = 6
@@ -73,3 +75,43 @@ def test_packed_four_bit_weights_are_unpacked():
     weight = layer_parity._unpacked({"a.weight_packed": packed, "a.weight_scale": scale, "a.weight_shape": torch.tensor([3, 32])},
                                     torch.float32)["a.weight"]
     assert torch.equal(weight, values.float() * scale.float().repeat_interleave(16, 1))
+
+
+def test_every_boundary_is_linked_to_a_neighbour_that_an_engine_may_capture():
+    assert layer_parity.both_sides([2, 4], 6) == [2, 3, 4, 5]
+    assert layer_parity.both_sides([0, 5], 6) == [0, 1, 4, 5]
+
+
+def traces_and_capture(states, boundaries, shift=0):
+    """One trace of the fixture's sequence, and a capture of `boundaries` that reads `shift` layers beside."""
+    _, ids, rows, last, logits = states
+    answer = logits.argmax(-1)
+    trace = {"prompt_ids": ids[:30].tolist(), "response_ids": answer[29:-1].tolist()}
+    aux = torch.cat([rows[b + shift] for b in boundaries], 1)
+    return [trace], lambda sequences: [(aux, last) for _ in sequences]
+
+
+def test_a_run_is_probed_layer_by_layer(states):
+    rows, capture = traces_and_capture(states, [1, 2, 4, 5])
+    figures = layer_parity.probe(capture, states[0], rows, [1, 5], LAYERS, 4, True, "float32")
+    assert figures["head_repeats"] == 1 and figures["rows"] == 1 and figures["tokens_per_s"] > 0
+    assert min(figures["update_cosine_p1"].values()) > 0.9999 and list(figures["update_cosine_p1"]) == ["boundary_1", "boundary_5"]
+
+
+def test_a_run_whose_capture_is_one_layer_early_is_refused(states):
+    rows, capture = traces_and_capture(states, [1, 2, 4, 5], shift=-1)
+    with pytest.raises(Refusal, match="the engine captures other boundaries"):
+        layer_parity.probe(capture, states[0], rows, [1, 5], LAYERS, 4, True, "float32")
+
+
+def test_a_run_whose_last_state_is_another_rows_is_refused(states):
+    rows, capture = traces_and_capture(states, [1, 2, 4, 5])
+    shifted = lambda sequences: [(aux, last.roll(1, 0)) for aux, last in capture(sequences)]
+    with pytest.raises(Refusal, match="repeats .* of the traced greedy tokens"):
+        layer_parity.probe(shifted, states[0], rows, [1, 5], LAYERS, 4, True, "float32")
+
+
+@pytest.mark.parametrize("name, word", [("transformers", "layers"), ("sglang", "rows")])
+def test_a_parity_that_there_is_not_is_refused(name, word):
+    with pytest.raises(Refusal, match="expected forward, or with sglang layers"):
+        parity.by_layers(SimpleNamespace(name=name, parity=word))

@@ -54,7 +54,7 @@ def test_a_second_run_writes_the_committed_bytes(tmp_path):
     subprocess.run([sys.executable, "-m", "tools.make_prompts", str(tmp_path)], cwd=ROOT, check=True,
                    capture_output=True)
     made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert set(made) == {Path(split, f"{name}.jsonl") for split in SETS for name in SET_NAMES}
+    assert set(made) == {Path(split, f"{name}.jsonl") for split in SETS for name in SET_NAMES} | {Path("eval/more.jsonl")}
     for path, content in made.items():
         assert content == (ROOT / "data/prompts" / path).read_bytes(), f"{path}: run python -m tools.make_prompts"
 
@@ -62,6 +62,12 @@ def test_a_second_run_writes_the_committed_bytes(tmp_path):
 def test_there_are_enough_training_prompts_and_thirty_of_each_set_in_eval():
     assert sum(len(rows("train", name)) for name in SET_NAMES) >= 1600
     assert [len(rows("eval", name)) for name in SET_NAMES] == [30] * 4
+
+
+def test_the_further_evaluation_prompts_are_other_ones_twenty_a_set():
+    more, others = rows("eval", "more"), {text(row) for split in SETS for name in SET_NAMES for row in rows(split, name)}
+    assert Counter(row["id"].split("-")[2] for row in more) == {name: 20 for name in SET_NAMES}
+    assert len({text(row) for row in more} - others) == len(more)
 
 
 def test_a_tenth_of_the_training_chats_and_five_of_eval_have_two_turns():

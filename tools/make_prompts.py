@@ -19,6 +19,7 @@ from stages.lib.files import write_text
 
 SEED = 20
 TURNS_EVERY = {"train": 10, "eval": 6}
+MORE = 20
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,24 @@ def make(split, name):
     return rows, [pair for _, pair in made]
 
 
+def make_more():
+    """Rows of data/prompts/eval/more.jsonl: MORE further questions a set from the evaluation lists, pairs that its files do not hold."""
+    rows = []
+    for name in SETS["eval"]:
+        rng, used = random.Random(f"{SEED} more {name}"), {pair for _, pair in zip(*make("eval", name))}
+        left = [(kind, template, subject) for kind in SETS["eval"][name] for template in kind.templates for subject in kind.subjects
+                if (template, subject) not in used]
+        rows += [{"id": f"eval-more-{name}-{number:04d}", "prompt": fill(kind, template, subject, NAMES["eval"], rng)}
+                 for number, (kind, template, subject) in enumerate(rng.sample(left, MORE), 1)]
+    return rows
+
+
 def main(folder="data/prompts"):
-    for split, sets in SETS.items():
-        for name in sets:
-            rows, _ = make(split, name)
-            path = Path(folder) / split / f"{name}.jsonl"
-            write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            print(f"{path}: {len(rows)} prompts")
+    made = {f"{split}/{name}": make(split, name)[0] for split, sets in SETS.items() for name in sets} | {"eval/more": make_more()}
+    for name, rows in made.items():
+        path = Path(folder) / f"{name}.jsonl"
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        print(f"{path}: {len(rows)} prompts")
 
 
 NAMES = {

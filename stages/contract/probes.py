@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from stages.contract.forward import ServedDraft
-from stages.lib import draft as drafts, metrics, vocabulary
+from stages.lib import metrics, vocabulary
 from stages.lib.refusal import Refusal
 
 TOLERANCE = 2e-4  # relative, fp32 on both sides: what sums in another order may differ by
@@ -41,14 +40,6 @@ def two_steps(trained, served, seed=0):
                 "entered": apart(entered, served.enter(aux[0]), entered),
                 "cosine": torch.cosine_similarity(first[0, 6], fed_back, dim=0).item(),
                 "length": (fed_back.norm() / first[0, 6].norm()).item()}
-
-
-def two_step_difference(folder, weights, shape, embed, dtype):
-    """The larger difference of `two_steps` between an exported folder and the trainer's weights, rounded to dtype."""
-    trained = drafts.Draft(drafts.Shape(**shape), embed)
-    trained.load_state_dict({n: w.to(dtype).float() for n, w in weights.items() if n != "d2t"})
-    found = two_steps(trained, ServedDraft(folder, embed))
-    return max(found["first"], found["second"])
 
 
 def forward(trained, served):

@@ -23,7 +23,7 @@ AS_THEY_ARE_IF_MAX_IS_N = "as they are if max(ids) is the number of layers, else
 NO_SETTER = "no setter: AttributeError at the server's start"
 NOTHING = "a setter whose list the layer loop never reads: nothing captured, an unpacking error at the first request"
 
-BOTH, READ = "executed: setter; read: layer loop", "read: setter and layer loop"
+BOTH = "executed: setter; read: layer loop"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ GRAPHS_READ_IDS_SINCE = "0.5.11"
 
 
 @dataclass(frozen=True)
-class Fault:
+class Corrupt:
     """Captured values that are not the residual stream, in releases from `since` on and before `before`."""
     classes: tuple[str, ...]
     since: str
@@ -142,24 +142,24 @@ class Fault:
 
 # With tp > 1 and FlashInfer's all-reduce fusion the tensor is one rank's summand. All read, none run.
 PARTIAL_SUMS = [
-    Fault(("GptOssForCausalLM",), "0.5.8", "0.5.21", "gpt_oss.py:696", True),
-    Fault(("Glm4MoeForCausalLM",), "0.5.8", "0.5.21", "glm4_moe.py:1125", True),
-    Fault(("Glm4MoeLiteForCausalLM",), "0.5.8", "0.5.21", "glm4_moe_lite.py:853; before 0.5.13 DeepSeek's", True),
-    Fault(("DeepseekV2ForCausalLM",), "0.5.8", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453"),
-    Fault(("DeepseekV3ForCausalLM",), "0.5.8", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
-    Fault(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), "0.5.8", "0.5.11", "0.5.10 deepseek_v2.py"),
-    Fault(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), "0.5.11", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
-    Fault(("MistralLarge3ForCausalLM",), "0.5.8", "0.5.13", "0.5.12 deepseek_v2.py"),
-    Fault(("MistralLarge3ForCausalLM",), "0.5.13", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
-    Fault(("KimiK25ForConditionalGeneration",), "0.5.10", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
-    Fault(tuple(BAILING.split()), "0.5.9", "0.5.21", "bailing_moe.py:771"),
-    Fault(("SarvamMoEForCausalLM",), "0.5.10", "0.5.21", "bailing_moe.py:771"),
-    Fault(("ExaoneMoEForCausalLM",), "0.5.9", "0.5.16", "exaone_moe.py:605"),
+    Corrupt(("GptOssForCausalLM",), "0.5.8", "0.5.21", "gpt_oss.py:696", True),
+    Corrupt(("Glm4MoeForCausalLM",), "0.5.8", "0.5.21", "glm4_moe.py:1125", True),
+    Corrupt(("Glm4MoeLiteForCausalLM",), "0.5.8", "0.5.21", "glm4_moe_lite.py:853; before 0.5.13 DeepSeek's", True),
+    Corrupt(("DeepseekV2ForCausalLM",), "0.5.8", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453"),
+    Corrupt(("DeepseekV3ForCausalLM",), "0.5.8", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
+    Corrupt(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), "0.5.8", "0.5.11", "0.5.10 deepseek_v2.py"),
+    Corrupt(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), "0.5.11", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
+    Corrupt(("MistralLarge3ForCausalLM",), "0.5.8", "0.5.13", "0.5.12 deepseek_v2.py"),
+    Corrupt(("MistralLarge3ForCausalLM",), "0.5.13", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
+    Corrupt(("KimiK25ForConditionalGeneration",), "0.5.10", "0.5.14", "0.5.13 deepseek_v2.py:2446-2453", True),
+    Corrupt(tuple(BAILING.split()), "0.5.9", "0.5.21", "bailing_moe.py:771"),
+    Corrupt(("SarvamMoEForCausalLM",), "0.5.10", "0.5.21", "bailing_moe.py:771"),
+    Corrupt(("ExaoneMoEForCausalLM",), "0.5.9", "0.5.16", "exaone_moe.py:605"),
 ]
 
 # The layer's output without its residual, on any number of ranks (sglang#39286): accept length about 1.
 WITHOUT_RESIDUAL = [
-    Fault(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), "0.5.17", None, "0.5.17 gemma3_causal.py:642-675"),
+    Corrupt(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), "0.5.17", None, "0.5.17 gemma3_causal.py:642-675"),
 ]
 
 

@@ -161,8 +161,14 @@ def serve(name, model, engine, draft_flags=None, seconds=900.0, seed=0, variable
     needed, more = capability.needs(capabilities[0], tp, topk) if capabilities else ({}, {})
     flags = {"random-seed": seed, **needed, **given, **extra}
     with contextlib.ExitStack() as stack:
-        servers = []
+        servers, taken = [], set()
         for i, gpus in enumerate(launch.places(engine.servers, tp, launch.visible(len(capabilities)))):
+            if gpus in taken and "max-total-tokens" not in flags:
+                # A server sizes its pool as a share of what is free when it starts (model_runner_kv_cache_mixin.py:115): of two that
+                # start together on one GPU the second finds nothing left. With max-total-tokens the pool's size is given.
+                for server in servers:
+                    server.wait()
+            taken.add(gpus)
             servers.append(Server(f"{name}-{i}", lambda port: launch.command(model, engine.dtype, flags, port),
                                   launch.environment({**more, **(variables or {})}, gpus), seconds))
             stack.callback(servers[-1].stop)

@@ -26,5 +26,7 @@ def load(path, draft, optimizer):
         for name, p in draft.named_parameters():
             p.data.copy_(file.get_tensor(f"draft.{name}"))
             optimizer.state[p] = {moment: file.get_tensor(f"{moment}.{name}") for moment in MOMENTS}
+            for moment in ("exp_avg", "exp_avg_sq"):  # AdamW counts its steps on the CPU
+                optimizer.state[p][moment] = optimizer.state[p][moment].to(p.device)
         best = {n.removeprefix("best."): file.get_tensor(n) for n in names if n.startswith("best.")}
         return best, json.loads(file.metadata()["progress"])

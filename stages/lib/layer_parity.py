@@ -3,19 +3,59 @@
     rows of boundary b  ->  layer b of the checkpoint, in transformers' own class  ->  must be the rows of boundary b+1
 
 A capture that is a layer off, in another order, a partial sum or of other rows fails this, whatever the size of the target: only the
-tensors of one layer are read. `repeats` does the same for `last` and the head.
+tensors of one layer are read. `repeats` does the same for `last` and the head, and `probe` all of it for a few traces of a run
+(engine.parity: layers).
 """
 import copy
+import functools
+import time
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stages.lib import files, target
+from stages.lib import files, parity, target
 from stages.lib.refusal import Refusal
 
 UPDATE_COSINE_P1 = 0.9  # of what the layer adds; one layer off is near 0 (tests/test_layer_parity.py)
+
+
+def both_sides(boundaries, num_layers):
+    """The boundaries to capture for `probe`: each of `boundaries` and a neighbour that one layer links it to. Ascending."""
+    return sorted({side for b in boundaries for side in link_of(b, num_layers)})
+
+
+def link_of(boundary, num_layers):
+    """(b, b+1), or (b-1, b) where the engine may not capture b+1: boundary n is not captured of every class."""
+    return (boundary, boundary + 1) if boundary + 1 < num_layers else (boundary - 1, boundary)
+
+
+def probe(capture, folder, rows, boundaries, num_layers, count, greedy, dtype):
+    """As parity.probe, without a second copy of the target: figures for the manifest, a Refusal where something does not fit.
+
+    capture: function of a list of sequences -> per sequence (aux at both_sides(boundaries), last). `count` traces, spread evenly.
+    """
+    sides = both_sides(boundaries, num_layers)
+    sample = [rows[i * len(rows) // min(count, len(rows))] for i in range(min(count, len(rows)))]
+    started = time.perf_counter()
+    captured = capture([row["prompt_ids"] + row["response_ids"] for row in sample])
+    seconds = time.perf_counter() - started
+    streams = [aux.unflatten(1, (len(sides), -1)) for aux, _ in captured]
+    found = {}
+    for boundary in boundaries:
+        entering, leaving = link_of(boundary, num_layers)
+        figures = [layer_parity(folder, entering, s[:, sides.index(entering)], s[:, sides.index(leaving)]) for s in streams]
+        found[boundary] = {name: min(f[name] for f in figures) for name in ("update_cosine_p1", "cosine_p1")}
+    repeated = [(len(row["response_ids"]), repeats(folder, last[len(row["prompt_ids"]) - 1:-1], torch.tensor(row["response_ids"])))
+                for row, (_, last) in zip(sample, captured) if row["response_ids"]]
+    share = sum(n * r for n, r in repeated) / sum(n for n, _ in repeated)
+    if greedy and share < parity.HEAD_REPEATS[dtype]:
+        raise Refusal(f"head(last) repeats {share:.2%} of the traced greedy tokens in {dtype}, expected {parity.HEAD_REPEATS[dtype]:.1%}: "
+                      "the traces come from another target, another precision, or `last` is not the post-norm state")
+    return {"rows": len(sample), "cosine_p1_min": round(min(f["cosine_p1"] for f in found.values()), 4), "head_repeats": round(share, 3),
+            "update_cosine_p1": {f"boundary_{b}": round(f["update_cosine_p1"], 4) for b, f in found.items()},
+            "tokens_per_s": sum(map(len, streams)) / seconds}
 
 
 @torch.inference_mode()
@@ -47,6 +87,7 @@ def repeats(folder, last, tokens):
     return (torch.cat([(part.float() @ head.T).argmax(-1) for part in last.split(256)]) == tokens).float().mean().item()
 
 
+@functools.lru_cache(maxsize=1)  # several sequences go through one layer after the other
 def one_layer(folder, index, dtype):
     """transformers' decoder with layer `index` of the checkpoint alone, no final norm and no embedding; the rest has no memory."""
     config = copy.deepcopy(AutoConfig.from_pretrained(folder).get_text_config())

@@ -11,10 +11,10 @@ def chain_rows(loss_mask, document):
     """
     wanted = supervision.supervised(loss_mask, document, 0)
     counts = wanted.sum(1)
-    rows = torch.zeros(len(wanted), max(1, int(counts.max())), dtype=torch.long)
+    rows = torch.zeros(len(wanted), max(1, int(counts.max())), dtype=torch.long, device=wanted.device)
     for b, mask in enumerate(wanted):
         rows[b, :counts[b]] = mask.nonzero()[:, 0]
-    return rows, torch.arange(rows.shape[1]) < counts[:, None]
+    return rows, torch.arange(rows.shape[1], device=wanted.device) < counts[:, None]
 
 
 def teacher(batch, head_rows, in_vocabulary):
@@ -23,8 +23,8 @@ def teacher(batch, head_rows, in_vocabulary):
     head_rows [Vd, H]: the target's head restricted to the draft vocabulary (renormalised: softmax over Vd).
     """
     teaches = (batch.next_id >= 0) & in_vocabulary[batch.next_id.clamp_min(0)]
-    where = torch.full(batch.next_id.shape, -1)
-    where[teaches] = torch.arange(int(teaches.sum()))
+    where = torch.full_like(batch.next_id, -1)
+    where[teaches] = torch.arange(int(teaches.sum()), device=where.device)
     with torch.no_grad():
         return (batch.last[teaches].to(head_rows.dtype) @ head_rows.T).float().softmax(-1), where
 
@@ -37,14 +37,14 @@ class HeadLoss(torch.autograd.Function):
     are in the cache, and only its low-precision copy is kept: the step is bound by passes over [R, Vd], not by products.
     Also returns which rows have their largest logit at `word` [R], the draft id of the target's own word.
     """
-    ROWS = 128
+    ROWS = {"cpu": 128, "cuda": 4096}
 
     @staticmethod
     def forward(ctx, x, weight, p, teacher_row, word, row_weight):
-        gradient = torch.empty(len(x), len(weight), dtype=x.dtype)
-        total, hits = x.new_zeros((), dtype=torch.float32), torch.empty(len(x), dtype=torch.bool)
-        for start in range(0, len(x), HeadLoss.ROWS):
-            rows = slice(start, start + HeadLoss.ROWS)
+        gradient, size = x.new_empty(len(x), len(weight)), HeadLoss.ROWS[x.device.type]
+        total, hits = x.new_zeros((), dtype=torch.float32), x.new_empty(len(x), dtype=torch.bool)
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
             z, target = (x[rows] @ weight.T).float(), p[teacher_row[rows]]
             top = z.amax(-1, keepdim=True)
             hits[rows] = z.gather(1, word[rows, None])[:, 0] == top[:, 0]
@@ -81,9 +81,9 @@ def ttt_loss(draft, batch, head_rows, in_vocabulary, draft_ids, steps, decay, st
         states.append(draft.norm(state[mask]))
         taught_by.append(row_of[mask])
         words.append(draft_ids[word[mask]])
-        weights.append(torch.full((len(states[-1]),), decay**step / max(1, len(states[-1]))))
+        weights.append(torch.full((len(states[-1]),), decay**step / max(1, len(states[-1])), device=rows.device))
         asked.append(int(supervision.supervised(batch.loss_mask, batch.document, step).sum()))
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(rows.device.type, enabled=False):
         total, hits = HeadLoss.apply(torch.cat(states).to(head_rows.dtype), draft.lm_head.weight.to(head_rows.dtype), p,
                                      torch.cat(taught_by), torch.cat(words), torch.cat(weights))
     per_step = [int(part.sum()) for part in hits.split([len(s) for s in states])]

@@ -53,6 +53,10 @@ class Batch:
     next_id: torch.Tensor     # int64
     packs: list               # document indices, as planned
 
+    def to(self, device):
+        """The same batch there; itself where it is there already."""
+        return Batch(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in vars(self).items()})
+
 
 def collate(states, packs, pack_tokens):
     """Read the documents of `packs` from the states and lay them out."""

@@ -10,6 +10,14 @@ LAST_ERROR = 0.2  # relative, per row: bf16 noise is a few hundredths, a missing
 HEAD_REPEATS = {"float32": 0.999, "bfloat16": 0.975}  # bf16 depends on the batch's shape: prefill and decode differ
 
 
+def by_layers(engine):
+    """Is the engine's capture held against single layers of the checkpoint (engine.parity: layers), since the target cannot be loaded
+    a second time? False: against a plain forward of the whole target. Refusal for another word, or where the engine is the forward."""
+    if engine.parity not in ("forward", "layers") or (engine.parity == "layers" and engine.name == "transformers"):
+        raise Refusal(f"engine.parity is {engine.parity!r} with engine {engine.name}; expected forward, or with sglang layers")
+    return engine.parity == "layers"
+
+
 def probe(engine, rows, boundaries, count, greedy, dtype):
     """Capture `count` traces, spread evenly, in one batch and compare with a plain forward of each alone.
 

@@ -10,10 +10,11 @@ import torch
 from stages.contract.forward import ServedDraft, matches
 from stages.engines import sglang_capture, sglang_engine, sglang_launch, sglang_server, throughput
 from stages.engines.sglang_plugin import is_inert
-from stages.lib import answers, files, gate, state, verifier
+from stages.lib import answers, files, gate, layer_parity, parity, state, verifier
 from stages.lib.refusal import Refusal
 
-IN_FLIGHT = 2       # streams at once: on a busy server two passes come as one chunk, and are then streamed again
+IN_FLIGHT = 1       # streams at once: kernels round by batch, so that only answers given alone are the same words in every run
+PROBED = 4          # answers for the parity of layers
 BATCHES = (1, 8, 32)
 SPEED_TOKENS = 128  # of each answer in a timed run
 
@@ -91,12 +92,21 @@ def break_even(speeds, tau):
     return {batch: tau * speeds["plain"][batch][0] / rate[0] for batch, rate in speeds["speculative"].items() if batch in speeds["plain"]}
 
 
-def states_of(p, folder, rows, taps, group_tokens=16384):
-    """aux [n, K*H] per row, from the same engine, at the served boundaries."""
-    with sglang_capture.session("evaluate-states", folder, p.engine, taps) as (capture, _):
+def states_of(p, folder, rows, taps, num_layers):
+    """aux [n, K*H] per row, from the same engine, at the served boundaries: many sequences in a step, and each alone.
+
+    With engine.parity layers a few of them are held against single layers of the checkpoint first; a Refusal where they differ.
+    """
+    by_layers = parity.by_layers(p.engine)
+    captured = layer_parity.both_sides(taps, num_layers) if by_layers else taps
+    with sglang_capture.session("evaluate-states", folder, p.engine, captured) as (capture, _):
+        together = lambda sequences: [(aux.clone(), last.clone()) for aux, last, _ in capture(sequences, [0] * len(sequences))]
+        if by_layers:
+            layer_parity.probe(together, folder, rows, taps, num_layers, PROBED, True, p.engine.dtype)
+        served = lambda aux: aux.unflatten(1, (len(captured), -1))[:, [captured.index(b) for b in taps]].flatten(1)
         sequences = [row["prompt_ids"] + row["response_ids"] for row in rows]
-        return ([aux.clone() for aux, _, _ in capture(sequences, [0] * len(sequences))],
-                [aux.clone() for sequence in sequences for aux, _, _ in capture([sequence], [0])])
+        return ([served(aux) for aux, _ in together(sequences)],
+                [served(aux) for sequence in sequences for aux, _ in together([sequence])])
 
 
 def compare(rows, passes, together, alone, embed, head, seed, export="data/export"):

@@ -26,8 +26,8 @@ def matches(draft, batch, target_ids, chain):
     A chain that has missed once is dead, so its later words are not looked up.
     """
     rows, filled = chain_rows(batch.loss_mask, batch.document)
-    right = torch.zeros(*batch.input_ids.shape, chain, dtype=torch.bool)
-    pack, alive = torch.arange(len(rows))[:, None].expand_as(rows), filled.clone()
+    right = torch.zeros(*batch.input_ids.shape, chain, dtype=torch.bool, device=rows.device)
+    pack, alive = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows), filled.clone()
     for step, state in enumerate(draft.chain(batch, chain, rows)):
         alive &= supervision.supervised(batch.loss_mask, batch.document, step).gather(1, rows)
         truth = supervision.ahead(batch.input_ids, step + 2, -1).gather(1, rows)
@@ -54,13 +54,13 @@ def walk(right, first, end):
 
 
 def replay(draft, states, documents, target_ids, chains, pack_tokens, batch_packs, tick=lambda n: None):
-    """Histograms of `documents` for each chain length: {chain: [histogram per document]}."""
+    """Histograms of `documents` for each chain length: {chain: [histogram per document]}. The draft is where target_ids are."""
     longest = max(chains)
     result = {chain: [None] * len(documents) for chain in chains}
     place = {document: i for i, document in enumerate(documents)}
     for packs in packing.plan(states.lengths, pack_tokens, batch_packs, documents):
         batch = packing.collate(states, packs, pack_tokens)
-        right = matches(draft, batch, target_ids, longest)
+        right = matches(draft, batch.to(target_ids.device), target_ids, longest).cpu()
         for b, pack in enumerate(packs):
             start = 0
             for document in pack:

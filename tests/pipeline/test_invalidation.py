@@ -15,7 +15,7 @@ TARGET, PREFLIGHT, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name
 # Which stages a key makes stale by itself. What comes after them follows from their outputs; preflight's has constant bytes.
 TABLE = {
     "target": (TARGET, "source name revision sha256"),
-    "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads servers"),
+    "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads servers parity"),
     "prompts": (PREFLIGHT | GENERATE, "files limit self max_tokens max_bad"),
     "generate": (GENERATE, "temperature top_p seed block cut max_cut"),
     "generate ": (PREFLIGHT | GENERATE, "max_new_tokens batch"),  # the plan's size
@@ -24,7 +24,7 @@ TABLE = {
     "extract ": (PREFLIGHT | EXTRACT, "dtype"),
     "draft": (PREFLIGHT | TRAIN, "vocab_size intermediate_size"),
     "train": (TRAIN, "validation lr warmup weight_decay clip step_decay stop_at_oov pack_tokens batch_packs evals seed"),
-    "train ": (PREFLIGHT | TRAIN, "init init_sha256 epochs ttt_steps autocast threads"),
+    "train ": (PREFLIGHT | TRAIN, "init init_sha256 epochs ttt_steps autocast device threads"),
     "export": (PREFLIGHT | EXPORT, "dtype"),
     "export ": (PREFLIGHT | EXPORT | EVALUATE, "sglang"),  # evaluate reads the boundaries that this server version captures
     "evaluate": (EVALUATE, "files max_tokens max_new_tokens max_bad blocks batch chains distinct decode_rows "

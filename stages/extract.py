@@ -13,7 +13,7 @@ from stages.engines import sglang_capture, transformers_engine
 from stages.lib import budget, capture, files, layer_parity, params, parity, progress, shards, state, target, traces, workers
 from stages.lib.refusal import Refusal, run
 
-engine = settings = boundaries = None  # one set per worker process
+engine = server = settings = boundaries = None  # one set per worker process
 
 
 def setup(folder, p, taps):
@@ -73,8 +73,6 @@ def main():
 def extract_served(folder, p, taps, rows, todo, tokens, greedy, num_layers):
     """The same shards from an SGLang server that runs the capture plugin. Its rows are held against a plain forward of transformers, or
     (engine.parity: layers) against single layers of the checkpoint. Returns the figures for the manifest."""
-    global settings, boundaries
-    settings, boundaries = p, taps
     states_alone = lambda capture, sequences: [states[:2] for states in capture(sequences, [0] * len(sequences))]
     if parity.by_layers(p.engine):
         with sglang_capture.session("parity", folder, p.engine, layer_parity.both_sides(taps, num_layers)) as (capture, _):
@@ -87,16 +85,26 @@ def extract_served(folder, p, taps, rows, todo, tokens, greedy, num_layers):
                                    plain_states=engine.plain_states, next_ids=engine.next_ids)
             figures = parity.probe(both, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
         budget.check_time("extract", tokens, figures.pop("tokens_per_s"), p.exec.max_hours)
-        with progress.bar("extract", tokens) as bar:
-            for shard, path in todo:
-                found = capture([row["prompt_ids"] + row["response_ids"] for row in shard], [len(row["prompt_ids"]) - 1 for row in shard])
-                documents = []
-                for (aux, last, next_id), row in zip(found, shard):  # in this order, so that the generator comes to its end
-                    next_id[-1] = -1  # nothing supervised follows
-                    documents.append(document(row, aux, last, next_id))
-                    bar.update(length(row))
-                write(shard, path, documents)
+        for _ in workers.run(extract_served_shard, todo, p.exec.workers, setup_client, (p, taps, capture), "extract", tokens):
+            pass
     return {**figures, "plugin": report}
+
+
+def setup_client(p, taps, capture):
+    global server, settings, boundaries
+    server, settings, boundaries = capture, p, taps
+
+
+def extract_served_shard(task):
+    """One shard from the server. Several processes take one each: what a server of an 8 B target captures is more than one can write."""
+    rows, path = task
+    found = server([row["prompt_ids"] + row["response_ids"] for row in rows], [len(row["prompt_ids"]) - 1 for row in rows], ahead=2)
+    documents = []
+    for (aux, last, next_id), row in zip(found, rows):
+        next_id[-1] = -1  # nothing supervised follows
+        documents.append(document(row, aux, last, next_id))
+        workers.tick(length(row))
+    write(rows, path, documents)
 
 
 def length(row):

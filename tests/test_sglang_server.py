@@ -268,6 +268,19 @@ def test_serve_starts_all_servers_side_by_side_and_the_profile_wins_over_the_tab
     assert served.lines[0] == {"random-seed": 7, "attention-backend": "triton", "kv-cache-dtype": "bf16"}
 
 
+def test_servers_that_share_a_gpu_start_one_after_the_other_unless_their_pool_is_given(served, monkeypatch):
+    monkeypatch.setattr(capability, "of_devices", lambda: ((9, 0),))
+    order = []
+    for name in ("launch", "wait"):
+        whole = getattr(sglang_server.Server, name)
+        monkeypatch.setattr(sglang_server.Server, name, lambda self, whole=whole, name=name: order.append(name) or whole(self))
+    with serve("generate", served.model, engine()):
+        assert order == ["launch", "wait", "launch", "wait", "wait"]
+    order.clear()
+    with serve("generate", served.model, engine(**{"max-total-tokens": 1000})):
+        assert order == ["launch", "launch", "wait", "wait"]
+
+
 def test_serve_refuses_a_server_of_another_version_and_ends_it(served):
     other = engine()
     other.version = "0.5.14"

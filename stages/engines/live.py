@@ -16,13 +16,13 @@ CHAIN, TOKENS = 3, 8
 EAGER = {"disable-prefill-cuda-graph": True, "disable-decode-cuda-graph": True}
 
 
-def watch(engine, model, draft, about, prompts):
+def watch(engine, model, draft, about, prompts, name="preflight"):
     """The plugin's report (stages/engines/sglang_watch.py) of an EAGLE-3 server with this draft, after it answered `prompts`."""
-    report = state.piece("preflight", "watch.json")
+    report = state.piece(name, "watch.json")
     report.unlink(missing_ok=True)
-    variables = {**plugin_environment(state.piece("preflight", "plugin")), WATCH: str(report.resolve())}
+    variables = {**plugin_environment(state.piece(name, "plugin")), WATCH: str(report.resolve())}
     flags = {**sglang_launch.speculation(Path(draft).resolve(), CHAIN), **EAGER}
-    with sglang_server.serve("preflight", model, engine, flags, variables=variables) as servers:
+    with sglang_server.serve(name, model, engine, flags, variables=variables) as servers:
         asked = sglang_engine.Engine(servers, about["vocab_size"])
         for answer in asked.generate(prompts, TOKENS, 0, 1.0, [0] * len(prompts), about["eos_token_ids"]):
             if isinstance(answer, Exception):

@@ -8,6 +8,7 @@ Memory: at most `ahead` groups of `group_tokens` tokens lie in the hand-off fold
 with three boundaries of 4,096 and `last`, in bf16, are 2.7 GB.
 """
 import contextlib
+import functools
 import json
 import tempfile
 import time
@@ -33,7 +34,8 @@ from stages.lib.refusal import Refusal
 def session(name, model, engine, boundaries):
     """(function of (sequences, firsts) like `capture` below, the plugin's report) with a server of our own for the block.
 
-    engine: the params section. The hand-off folder lies in memory where the system has /dev/shm.
+    engine: the params section. The function can be sent to other processes, each a client of the same server. The hand-off folder lies
+    in memory where the system has /dev/shm.
     """
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="eyrie-", dir=shm if shm.is_dir() else None) as folder:
@@ -44,7 +46,12 @@ def session(name, model, engine, boundaries):
             report = loaded(rows, engine.version, boundaries)
             print(f"{name}: SGLang {report['sglang']} of {report['file']} captures {report['layers_to_capture']}", flush=True)
             report["file"] = "/".join(Path(report["file"]).parts[-2:])  # where it lies is this machine's affair
-            yield (lambda sequences, firsts: capture(over_http(servers[0].url), rows, sequences, firsts)), report
+            yield functools.partial(capture_at, servers[0].url, rows), report
+
+
+def capture_at(url, folder, sequences, firsts, **more):
+    """`capture` of a server at `url`."""
+    return capture(over_http(url), folder, sequences, firsts, **more)
 
 
 def flags():

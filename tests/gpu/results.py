@@ -32,8 +32,9 @@ def case(name, **about):
             files.write_json(Path(folder) / f"{name}.json", figures)
 
 
-SERVED = {"architecture": "architecture", "started": "started", "boundaries": "boundaries", "ids": "ids", "layers_to_capture": "layers_to_capture",
-          "prefill": "prefill: width x fc calls", "verify": "verify: width x fc calls", "seconds": "s", "error": "error"}
+SERVED = {"architecture": "architecture", "started": "started", "boundaries": "boundaries", "ids": "ids",
+          "layers_to_capture": "layers_to_capture", "prefill": "prefill: width x fc calls",
+          "verify": "verify: width x fc calls", "seconds": "s", "error": "error"}
 CAPTURED = {"architecture": "architecture", "tp": "tp", "started": "started", "rows": "rows", "p1": "p1 of the cosine per boundary",
             "neighbours": "best of a neighbour", "last": "last, p99 of the error", "next_ids": "next ids equal",
             "update_p1": "one layer's update, p1", "seconds": "s", "error": "error"}

@@ -14,7 +14,7 @@ from tests.gpu.results import VERSION
 # max-total-tokens bounds what a server takes. The fraction is only what must be free when it starts, and other servers start beside it.
 FLAGS = {"attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none", "moe-runner-backend": "triton",
          "disable-prefill-cuda-graph": True, "mem-fraction-static": 0.25, "max-total-tokens": 16384, "max-running-requests": 8,
-         "cuda-graph-max-bs-decode": 8, "chunked-prefill-size": 128, "skip-server-warmup": True, "watchdog-timeout": 120}
+         "cuda-graph-max-bs-decode": 8, "chunked-prefill-size": 128, "skip-server-warmup": True}
 OF_TARGET = {targets.KIMI: {"mm-attention-backend": "triton_attn"}}  # for the images that never come; Hopper's own choice is fa3
 LENGTHS = (2, 5, 64, 127, 128, 129, 130, 200, 256, 300, 500)  # one to four chunks of 128
 

@@ -24,7 +24,7 @@ export DVC_NO_ANALYTICS := 1
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro preflight smoke test test-contract lint lock
+.PHONY: help env repro preflight smoke test test-contract test-gpu lint lock
 
 help:
 	@echo "make env                            build .venv (Python 3.12 or 3.11; PYTHON=... picks one,"
@@ -34,6 +34,7 @@ help:
 	@echo "make smoke                          the whole pipeline on a tiny random target, in a copy, in about a minute"
 	@echo "make test                           the tests"
 	@echo "make test-contract [VERSIONS=all]   the serving contract against SGLang's own code, on the CPU, in an environment beside"
+	@echo "make test-gpu                       real servers of SGLang on a GPU (PYTHON=... of the environment that has SGLang)"
 	@echo "make lint                           ruff"
 	@echo "make lock                           write the hash locks anew (needs uv)"
 
@@ -59,6 +60,11 @@ test: $(STAMP)
 test-contract: $(CONTRACT)/.installed
 	@if [ "$(VERSIONS)" = all ]; then bash requirements/sglang-wheels.sh $(WHEELS) all; fi
 	@$(if $(filter all,$(VERSIONS)),EYRIE_SGLANG_WHEELS=$(WHEELS)) $(CONTRACT)/bin/python -m pytest tests/contract $(ARGS)
+
+# In an environment that has SGLang, which .venv has not; GPUs are shared by as many tests as ARGS="-n 4" says.
+test-gpu: PYTHON ?= python
+test-gpu:
+	@$(PYTHON) -m pytest tests/gpu $(ARGS)
 
 $(CONTRACT)/.installed: $(STAMP) requirements/install-contract.sh requirements/contract-py311.txt requirements/contract-py312.txt \
                         requirements/sglang-wheels.txt

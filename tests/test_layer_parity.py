@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from stages.lib import layer_parity, parity
+from stages.lib import files, layer_parity, parity
 from stages.lib.refusal import Refusal
 
 LAYERS = 6
@@ -41,6 +42,22 @@ def test_the_layer_between_two_boundaries_turns_one_into_the_other(states):
     for boundary in (0, 1, LAYERS - 2):
         figures = layer_parity.layer_parity(folder, boundary, rows[boundary], rows[boundary + 1])
         assert figures["update_cosine_p1"] > 0.9999 and figures["error_median"] < 1e-3
+
+
+def test_a_wrapper_that_transformers_does_not_know_is_read_by_its_language_model(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["deepseek_v3"]()).eval()
+    model.save_pretrained(tmp_path)
+    save_file({f"language_model.{name}": w for name, w in load_file(tmp_path / "model.safetensors").items()},
+              tmp_path / "model.safetensors", {"format": "pt"})
+    text = {**files.read_json(tmp_path / "config.json"), "model_type": "kimi_k2"}
+    files.write_json(tmp_path / "config.json", {"model_type": "kimi_k25", "text_config": text})
+    with torch.inference_mode():
+        rows = [h[0] for h in model(torch.randint(0, 96, (1, 40)), output_hidden_states=True).hidden_states]
+    assert layer_parity.layer_parity(tmp_path, 2, rows[2], rows[3])["update_cosine_p1"] > 0.9999
+    files.write_json(tmp_path / "config.json", {"model_type": "kimi_k25", "text_config": {**text, "architectures": ["Unheard"]}})
+    with pytest.raises(Refusal, match="neither kimi_k25 nor Unheard"):
+        layer_parity.layer_parity(tmp_path, 2, rows[2], rows[3])
 
 
 def test_rows_of_other_boundaries_are_refused(states):

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from stages.lib import files, parity, target
 from stages.lib.refusal import Refusal
@@ -90,7 +91,7 @@ def repeats(folder, last, tokens):
 @functools.lru_cache(maxsize=1)  # several sequences go through one layer after the other
 def one_layer(folder, index, dtype):
     """transformers' decoder with layer `index` of the checkpoint alone, no final norm and no embedding; the rest has no memory."""
-    config = copy.deepcopy(AutoConfig.from_pretrained(folder).get_text_config())
+    config = copy.deepcopy(_text_config(Path(folder)))
     config.dtype = config.torch_dtype = dtype
     config._attn_implementation = "eager"
     with torch.device("meta"):
@@ -103,6 +104,20 @@ def one_layer(folder, index, dtype):
     if getattr(config, "layer_types", None):
         decoder.config.layer_types = config.layer_types[index:index + 1]
     return decoder.eval()
+
+
+def _text_config(folder):
+    """transformers' config of the language model. Of a wrapper that it does not know (Kimi-K2.5), by the class that the wrapper names."""
+    written = files.read_json(folder / "config.json")
+    text = written.get("text_config")
+    if written["model_type"] in CONFIG_MAPPING or not text:
+        return AutoConfig.from_pretrained(folder).get_text_config()
+    name = (text.get("architectures") or ["none"])[0]
+    if not hasattr(transformers, name):
+        raise Refusal(f"transformers {transformers.__version__} knows neither {written['model_type']} nor {name}, the language model "
+                      f"in {folder / 'config.json'}")
+    known = getattr(transformers, name).config_class
+    return known(**{**text, "model_type": known.model_type})
 
 
 def _tensors(folder, index, dtype):

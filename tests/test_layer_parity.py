@@ -56,6 +56,7 @@ def test_a_wrapper_that_transformers_does_not_know_is_read_by_its_language_model
         rows = [h[0] for h in model(torch.randint(0, 96, (1, 40)), output_hidden_states=True).hidden_states]
     assert layer_parity.layer_parity(tmp_path, 2, rows[2], rows[3])["update_cosine_p1"] > 0.9999
     files.write_json(tmp_path / "config.json", {"model_type": "kimi_k25", "text_config": {**text, "architectures": ["Unheard"]}})
+    layer_parity.one_layer.cache_clear()
     with pytest.raises(Refusal, match="neither kimi_k25 nor Unheard"):
         layer_parity.layer_parity(tmp_path, 2, rows[2], rows[3])
 

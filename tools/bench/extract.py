@@ -1,20 +1,21 @@
 """How much of a server's own prefill rate is left when its states are captured and written to shards?
 
-    python -m tools.bench.extract TARGET OUT.json [--lengths 512 2048 4096] [--tokens 196608] [--workers 6] [--in-process]
+    python -m tools.bench.extract TARGET OUT.json [--lengths 512 2048 4096] [--tokens 131072] [--workers 4] [--in-process 2048]
                                   [--flags '{"load-format": "dummy"}']
 
 The floor is the same server with the same flags and the same requests, without the plugin. Each figure is the median of three runs
-after a warm-up one; sequences are random ids. --in-process also captures through sglang.Engine in this process.
+after a warm-up one; sequences are random ids. --in-process also captures through sglang.Engine in this process, at these lengths.
 """
 from stages.lib import cpu  # noqa: F401  before torch
 import argparse
 import json
+import multiprocessing
 import resource
 import shutil
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,11 +35,11 @@ def main():
     parser.add_argument("target", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096])
-    parser.add_argument("--tokens", type=int, default=196_608)
+    parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--shard-tokens", type=int, default=16_384)
-    parser.add_argument("--workers", type=int, nargs="+", default=[6])
+    parser.add_argument("--workers", type=int, nargs="+", default=[4])
     parser.add_argument("--flags", type=json.loads, default={})
-    parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--in-process", type=int, nargs="*", default=[], metavar="LENGTH")
     options = parser.parse_args()
     config = files.read_json(options.target / "config.json")
     n = config["num_hidden_layers"]
@@ -64,10 +65,9 @@ def main():
     with sglang_capture.session("bench-capture", options.target, engine, taps) as (capture, _):
         for length, batch in batches.items():
             for count in options.workers:
-                note("eyrie extract", length, timed(lambda batch=batch, count=count: to_shards(p, taps, capture, batch, count, options),
-                                                    options.tokens), workers=count)
+                note("eyrie extract", length, of_shards(p, taps, capture, batch, count, options), workers=count)
     if options.in_process:
-        for length, rate in in_process(options, engine, taps, batches):
+        for length, rate in in_process(options, engine, taps, {length: batches[length] for length in options.in_process}):
             note("eyrie capture, in process", length, rate)
 
 
@@ -92,17 +92,25 @@ def prefill(send, batch):
         list(pool.map(lambda group: send([name for name, _ in group], [ids for _, ids in group]), groups))
 
 
-def to_shards(p, taps, capture, batch, count, options):
-    """As stages/extract.py does it, shards written to the disk of the workspace and removed."""
+def of_shards(p, taps, capture, batch, count, options):
+    """As stages/extract.py does it: `count` processes, shards written to the disk of the workspace (and removed). The processes live for
+    all runs: their start, some seconds of a run of hours, is not what is measured."""
     documents = [{"id": str(i), "turn": 0, "prompt_ids": ids[:len(ids) // 2], "response_ids": ids[len(ids) // 2:]}
                  for i, ids in enumerate(batch)]
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=".eyrie"))
+    tasks = [(shard, folder / f"{i}.safetensors") for i, shard in enumerate(extract.split(documents, options.shard_tokens))]
+    context = multiprocessing.get_context("spawn")
     try:
-        tasks = [(shard, folder / f"{i}.safetensors") for i, shard in enumerate(extract.split(documents, options.shard_tokens))]
-        for _ in workers.run(extract.extract_served_shard, tasks, count, extract.setup_client, (p, taps, capture), "bench", options.tokens):
-            pass
+        with ProcessPoolExecutor(count, mp_context=context, initializer=client, initargs=(p, taps, capture)) as pool:
+            list(pool.map(time.sleep, [1] * count))  # all of them are there
+            return timed(lambda: list(pool.map(extract.extract_served_shard, tasks)), options.tokens)
     finally:
         shutil.rmtree(folder)
+
+
+def client(p, taps, capture):
+    workers.tick = lambda n: None
+    extract.setup_client(p, taps, capture)
 
 
 def in_process(options, engine, taps, batches):

@@ -104,7 +104,7 @@ def extract_served_shard(task):
         next_id[-1] = -1  # nothing supervised follows
         documents.append(document(row, aux, last, next_id))
         workers.tick(length(row))
-    write(rows, path, documents)
+    put(rows, path, documents)  # rows_of has looked for what is not finite
 
 
 def length(row):
@@ -137,12 +137,16 @@ def extract(task):
 
 def write(rows, path, documents):
     """One shard of these documents. A Refusal names a row whose states are not finite."""
+    for row, states in zip(rows, documents):
+        for name in ("aux", "last"):
+            if not all(end.float().isfinite() for end in states[name].aminmax()):  # a mask of all values takes forty times as long
+                raise Refusal(f"the {name} states of trace {row['id']} turn {row['turn']} are not finite; check the target's "
+                              f"weights and engine.dtype ({settings.engine.dtype})")
+    put(rows, path, documents)
+
+
+def put(rows, path, documents):
     tensors = {name: torch.cat([d[name] for d in documents]) for name in documents[0]}
-    for name in ("aux", "last"):
-        if not all(end.isfinite() for end in tensors[name].aminmax()):  # a mask of all values takes forty times as long
-            bad = next(r for r, d in zip(rows, documents) if not torch.isfinite(d[name].float()).all())
-            raise Refusal(f"the {name} states of trace {bad['id']} turn {bad['turn']} are not finite; check the target's "
-                          f"weights and engine.dtype ({settings.engine.dtype})")
     cu_seqlens = torch.tensor([0, *map(length, rows)]).cumsum(0)
     shards.write(path, {**tensors, "cu_seqlens": cu_seqlens})
 

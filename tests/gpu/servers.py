@@ -55,18 +55,22 @@ def compared(rows, folder, boundaries, asked):
 
     p1: per boundary the 1st percentile of the rows' cosine. neighbours: per boundary the highest cosine of any row with a boundary
     beside it. last: 99th percentile of the relative error. next_ids: share of equal argmaxes.
+    by_chunk: p1 over all boundaries of the rows of each prefill chunk of 128.
     """
     model = targets.plain(folder)
-    own, beside, errors, equal = {b: [] for b in boundaries}, {b: [] for b in boundaries}, [], []
+    own, beside, errors, equal, chunks = {b: [] for b in boundaries}, {b: [] for b in boundaries}, [], [], {}
     for ids, (aux, last, next_id) in zip(asked, rows):
         out, first = model(torch.tensor([ids]), output_hidden_states=True), len(ids) // 2
         for b, chunk in zip(boundaries, aux.chunk(len(boundaries), -1)):
             cosine = lambda other: parity.row_cosines(chunk, out.hidden_states[other][0], 1)[1:, 0]  # noqa: B023
             own[b].append(cosine(b))
+            for place, part in enumerate(torch.cat([torch.ones(1), own[b][-1]]).split(128)):
+                chunks.setdefault(place, []).append(part)
             beside[b] += [cosine(other) for other in (b - 1, b + 1) if 0 <= other < len(out.hidden_states) - 1]
         post = out.hidden_states[-1][0]
         errors.append(((last.float() - post).norm(dim=1) / post.norm(dim=1))[1:])
         equal.append(next_id[first:].long() == out.logits[0, first:].argmax(-1))
     return {"rows": sum(map(len, asked)), "p1": {b: torch.cat(c).quantile(0.01).item() for b, c in own.items()},
             "neighbours": {b: torch.cat(c).max().item() for b, c in beside.items()},
+            "by_chunk": {place: torch.cat(parts).quantile(0.01).item() for place, parts in chunks.items()},
             "last": torch.cat(errors).quantile(0.99).item(), "next_ids": torch.cat(equal).float().mean().item()}

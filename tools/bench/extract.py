@@ -1,6 +1,6 @@
 """How much of a server's own prefill rate is left when its states are captured and written to shards?
 
-    python -m tools.bench.extract TARGET OUT.json [--lengths 512 2048 4096] [--tokens 131072] [--workers 4] [--in-process 2048]
+    python -m tools.bench.extract TARGET OUT.json [--lengths 512 2048 4096] [--tokens 262144] [--workers 8] [--in-process 2048]
                                   [--flags '{"load-format": "dummy"}']
 
 The floor is the same server with the same flags and the same requests, without the plugin. Each figure is the median of three runs
@@ -35,9 +35,9 @@ def main():
     parser.add_argument("target", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096])
-    parser.add_argument("--tokens", type=int, default=131_072)
+    parser.add_argument("--tokens", type=int, default=262_144)
     parser.add_argument("--shard-tokens", type=int, default=16_384)
-    parser.add_argument("--workers", type=int, nargs="+", default=[4])
+    parser.add_argument("--workers", type=int, nargs="+", default=[8])
     parser.add_argument("--flags", type=json.loads, default={})
     parser.add_argument("--in-process", type=int, nargs="*", default=[], metavar="LENGTH")
     options = parser.parse_args()

@@ -30,7 +30,8 @@ GROUPED = {**COMMON, "head_dim": 64}
 YARN = {"type": "yarn", "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
         "beta_fast": 32, "beta_slow": 1}
 MLA = {**COMMON, "num_key_value_heads": 8, "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-       "v_head_dim": 128, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "moe_intermediate_size": 256, "n_routed_experts": EXPERTS, "n_shared_experts": 1,
+       "v_head_dim": 128, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "moe_intermediate_size": 256,
+       "n_routed_experts": EXPERTS, "n_shared_experts": 1,
        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "norm_topk_prob": True,
        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "routed_scaling_factor": 2.0}
 

@@ -39,9 +39,9 @@ help:
 
 env: $(STAMP)
 
-$(STAMP): requirements/install.sh requirements/pip.txt requirements/cpu-py311.txt requirements/cpu-py312.txt \
-          requirements/torch.txt requirements/torch-default.txt
-	@bash requirements/install.sh $(VENV)
+$(STAMP): docker/requirements/install.sh docker/requirements/pip.txt docker/requirements/cpu-py311.txt docker/requirements/cpu-py312.txt \
+          docker/requirements/torch.txt docker/requirements/torch-default.txt docker/requirements/image-tools.txt
+	@bash docker/requirements/install.sh $(VENV)
 	@touch $@
 
 repro: $(STAMP)
@@ -57,27 +57,33 @@ test: $(STAMP)
 	@$(VENV)/bin/python -m pytest -n 2 tests $(ARGS)
 
 test-contract: $(CONTRACT)/.installed
-	@if [ "$(VERSIONS)" = all ]; then bash requirements/sglang-wheels.sh $(WHEELS) all; fi
+	@if [ "$(VERSIONS)" = all ]; then bash docker/requirements/sglang-wheels.sh $(WHEELS) all; fi
 	@$(if $(filter all,$(VERSIONS)),EYRIE_SGLANG_WHEELS=$(WHEELS)) $(CONTRACT)/bin/python -m pytest tests/contract $(ARGS)
 
-$(CONTRACT)/.installed: $(STAMP) requirements/install-contract.sh requirements/contract-py311.txt requirements/contract-py312.txt \
-                        requirements/sglang-wheels.txt
-	@bash requirements/install-contract.sh $(VENV) $(CONTRACT) $(WHEELS) $(SGLANG)
+$(CONTRACT)/.installed: $(STAMP) docker/requirements/install-contract.sh docker/requirements/contract-py311.txt docker/requirements/contract-py312.txt \
+                        docker/requirements/sglang-wheels.txt
+	@bash docker/requirements/install-contract.sh $(VENV) $(CONTRACT) $(WHEELS) $(SGLANG)
 	@touch $@
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check $(ARGS) .
 
 # --universal: one file for every operating system; --no-header and --no-annotate: no paths of the machine that wrote it.
-COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \
-          --no-emit-find-links --exclude-newer $(LOCK_DAY)
+# The GPU lock is for one machine: CUDA's packages are Linux only, SGLang's wheel needs glibc 2.34. It comes first; -c carries its
+# versions over to the others, so that a package has one version in whichever environment.
+LOCKS := docker/requirements
+COMPILE = $(UV) pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+          --exclude-newer $(LOCK_DAY)
 lock:
-	$(COMPILE) --python-version 3.11 -c requirements/shared.txt -o requirements/cpu-py311.txt requirements/cpu.in
-	$(COMPILE) --python-version 3.12 -c requirements/shared.txt -o requirements/cpu-py312.txt requirements/cpu.in
-	$(COMPILE) --python-version 3.11 -c requirements/cpu-py311.txt --override requirements/contract-overrides.in \
-	  -o requirements/contract-py311.txt requirements/contract.in
-	$(COMPILE) --python-version 3.12 -c requirements/cpu-py312.txt --override requirements/contract-overrides.in \
-	  -o requirements/contract-py312.txt requirements/contract.in
-	$(COMPILE) --python-version 3.11 -c requirements/cpu-py311.txt -o requirements/torch-default.txt \
-	  requirements/torch-default.in
-	$(COMPILE) --python-version 3.11 -o requirements/pip.txt requirements/pip.in
+	$(COMPILE) --python-version 3.12 --python-platform x86_64-manylinux_2_34 --prerelease if-necessary-or-explicit \
+	  -o $(LOCKS)/gpu.txt $(LOCKS)/gpu.in
+	$(COMPILE) --universal --python-version 3.11 -c $(LOCKS)/gpu.txt -o $(LOCKS)/cpu-py311.txt $(LOCKS)/cpu.in
+	$(COMPILE) --universal --python-version 3.12 -c $(LOCKS)/gpu.txt -o $(LOCKS)/cpu-py312.txt $(LOCKS)/cpu.in
+	$(COMPILE) --universal --python-version 3.12 -c $(LOCKS)/cpu-py312.txt -o $(LOCKS)/dvc.txt $(LOCKS)/dvc.in
+	$(COMPILE) --universal --python-version 3.11 -c $(LOCKS)/cpu-py311.txt -c $(LOCKS)/gpu.txt \
+	  --override $(LOCKS)/contract-overrides.in -o $(LOCKS)/contract-py311.txt $(LOCKS)/contract.in
+	$(COMPILE) --universal --python-version 3.12 -c $(LOCKS)/cpu-py312.txt -c $(LOCKS)/gpu.txt \
+	  --override $(LOCKS)/contract-overrides.in -o $(LOCKS)/contract-py312.txt $(LOCKS)/contract.in
+	$(COMPILE) --universal --python-version 3.11 -c $(LOCKS)/cpu-py311.txt -o $(LOCKS)/torch-default.txt $(LOCKS)/torch-default.in
+	$(COMPILE) --universal --python-version 3.11 -o $(LOCKS)/pip.txt $(LOCKS)/pip.in
+	$(COMPILE) --universal --python-version 3.11 -o $(LOCKS)/image-tools.txt $(LOCKS)/image-tools.in

@@ -4,6 +4,9 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 PROFILE ?=
 ARGS ?=
+# `make repro IN=container`; NETWORK=host where the target or a remote is to be fetched meanwhile
+IN ?=
+NETWORK ?= none
 # Packages published after this day are not looked at, so that `make lock` gives the same locks on any day.
 LOCK_DAY := 2026-08-01
 UV ?= uv
@@ -24,13 +27,15 @@ export DVC_NO_ANALYTICS := 1
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro preflight smoke test test-contract lint lock
+.PHONY: help env repro preflight image image-gpu smoke test test-contract lint lock
 
 help:
 	@echo "make env                            build .venv (Python 3.12 or 3.11; PYTHON=... picks one,"
 	@echo "                                    TORCH_INDEX=... names an index that has CPU builds of torch)"
 	@echo "make repro [PROFILE=name] [ARGS=..] run the pipeline; a failed stage leaves the last good outputs in place"
 	@echo "make preflight [PROFILE=name]       check all that can be checked before the first answer is generated, in a minute"
+	@echo "... IN=container                    the same in the image that the profile names; NETWORK=host if something is to be fetched"
+	@echo "make image | make image-gpu         build the images (ARGS=--help: base image, builder, network)"
 	@echo "make smoke                          the whole pipeline on a tiny random target, in a copy, in about a minute"
 	@echo "make test                           the tests"
 	@echo "make test-contract [VERSIONS=all]   the serving contract against SGLang's own code, on the CPU, in an environment beside"
@@ -44,11 +49,21 @@ $(STAMP): docker/requirements/install.sh docker/requirements/pip.txt docker/requ
 	@bash docker/requirements/install.sh $(VENV)
 	@touch $@
 
+# The profile is written outside: it says which image to start.
+CONTAINER = $(VENV)/bin/python -m tools.container run --network $(NETWORK) $(if $(PROFILE),--profile $(PROFILE)) -- python -m tools.repro
+REPRO = $(if $(filter container,$(IN)),$(CONTAINER),$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)))
+
 repro: $(STAMP)
-	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
+	@$(REPRO) $(ARGS)
 
 preflight: $(STAMP)
-	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) preflight $(ARGS)
+	@$(REPRO) preflight $(ARGS)
+
+image: $(STAMP)
+	@$(VENV)/bin/python -m tools.container build cpu $(ARGS)
+
+image-gpu: $(STAMP)
+	@$(VENV)/bin/python -m tools.container build gpu $(ARGS)
 
 smoke: $(STAMP)
 	@$(VENV)/bin/python -m tools.smoke $(ARGS)

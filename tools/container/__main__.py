@@ -111,7 +111,8 @@ def identities(options, command):
     if options.write:
         identity.write(base=options.base)
     for name, declared, computed in (wrong := identity.differences(base=options.base)):
-        print(f"{name}: {IMAGES} says {declared}, the Dockerfile gives {computed}; `python -m tools.container identity --write` corrects it")
+        print(f"{name}: {IMAGES} says {declared}, the Dockerfile gives {computed}; correct it with "
+              "`python -m tools.container identity --write`")
     for name, value in identity.declared().items():
         print(f"{name:<5} {value or '-'}")
     return bool(wrong)

@@ -90,7 +90,7 @@ def project(in_tmp, monkeypatch):
     for name in ("DVC_SITE_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "EYRIE_IMAGE_GPU", "EYRIE_IMAGE_CPU"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EYRIE_CACHE", str(in_tmp / "cache"))
-    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(in_tmp / "none"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(in_tmp / "none"))
     work = in_tmp / "work"
     (work / "docker").mkdir(parents=True)
     (work / ".dvc").mkdir()
@@ -135,6 +135,14 @@ def test_what_lies_outside_the_workspace_is_mounted_where_it_is(project, tmp_pat
     job = here.job(["true"], options("--mount", str(tmp_path / "more")))
     assert {str(tmp_path / "disk"), str(tmp_path / "dvc-cache")} < set(writable(job))
     assert job.readable == (str(tmp_path / "model"), str(tmp_path / "more"))
+
+
+@pytest.mark.parametrize("written", ("/big/dvc", "../../big", "'/quoted place'"))
+def test_the_cache_folder_is_the_one_that_dvc_takes(project, written):
+    (project / ".dvc/config").write_text("[core]\n    autostage = true\n['remote \"x\"']\n    url = /far\n[cache]\n    dir = /other\n")
+    (project / ".dvc/config.local").write_text(f"[cache]\n    dir = {written}\n")
+    from dvc.config import Config
+    assert here.dvc_cache() == os.path.abspath(Config(str(project / ".dvc"))["cache"]["dir"])
 
 
 def test_a_worktrees_repository_is_mounted_too(project, tmp_path, monkeypatch):

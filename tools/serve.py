@@ -28,8 +28,9 @@ def main():
     if not (EXPORT / "config.json").is_file():
         raise Refusal(f"{EXPORT} holds no draft; make one with `make repro`, or fetch it with `dvc pull export`")
     draft = launch.speculation(EXPORT.resolve(), options.chain)
-    flags, variables = sglang_server.wanted(engine, draft, 0, capability.of_devices())
-    line = launch.command(target.open_target(), engine.dtype, flags, options.port)
+    model = target.open_target()
+    flags, variables = sglang_server.wanted(model, engine, draft, 0, capability.of_devices())
+    line = launch.command(model, engine.dtype, flags, options.port)
     print(" ".join(line), flush=True)
     os.execvpe(line[0], line, launch.environment(variables, None))
 

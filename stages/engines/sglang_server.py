@@ -16,7 +16,7 @@ from pathlib import Path
 from stages.engines import capability, sglang_launch as launch
 from stages.engines.http_json import Broken, Http, Refused
 from stages.engines.sglang_log import PORT_TAKEN, tail, why
-from stages.lib import params, state
+from stages.lib import files, params, state
 from stages.lib.refusal import Refusal
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -138,11 +138,12 @@ class Server(Running):
         self.stop()
 
 
-def wanted(engine, draft_flags, seed, capabilities):
-    """(flags, environment) of a server on such GPUs: what they need, under what the profile says, under the draft's."""
+def wanted(model, engine, draft_flags, seed, capabilities):
+    """(flags, environment) of a server of the folder `model` on such GPUs: what they need, under the profile's, under the draft's."""
     given = launch.of_profile(params.plain(engine.flags))
     tp, topk = int(given.get("tp-size", 1)), int(draft_flags.get("speculative-eagle-topk") or 1)
-    needed, variables = capability.needs(capabilities[0], tp, topk) if capabilities else ({}, {})
+    kind = capability.attention(files.read_json(Path(model) / "config.json"))
+    needed, variables = capability.needs(capabilities[0], tp, topk, kind) if capabilities else ({}, {})
     return {"random-seed": seed, **needed, **given, **draft_flags}, variables
 
 
@@ -165,7 +166,7 @@ def serve(name, model, engine, draft_flags=None, seconds=900.0, seed=0, variable
     if not (Path(model) / "config.json").is_file():
         raise Refusal(f"{model} holds no config.json; a server needs the model's folder")
     capabilities = capability.of_devices()
-    flags, more = wanted(engine, extra, seed, capabilities)
+    flags, more = wanted(model, engine, extra, seed, capabilities)
     tp = int(flags.get("tp-size", 1))
     with contextlib.ExitStack() as stack:
         servers = []

@@ -19,12 +19,12 @@ from tools.container import identity
 
 ROOT = workspace.PROJECT
 IMAGE, ID = "eyrie-launcher:test", "0123456789abcdef"
-CHILD = """\
+CHILD = f"""\
 ARG BASE_IMAGE
-FROM ${BASE_IMAGE}
-RUN echo "cpu %s" >/etc/eyrie-image
-LABEL eyrie.target="cpu" eyrie.identity="%s"
-""" % (ID, ID)
+FROM ${{BASE_IMAGE}}
+RUN echo "cpu {ID}" >/etc/eyrie-image
+LABEL eyrie.target="cpu" eyrie.identity="{ID}"
+"""
 OTHER = 4321  # a user without an entry in the image's passwd
 
 

@@ -1,9 +1,8 @@
 """What of this machine and this checkout a container needs: the Job for tools/container/plan.py."""
+import configparser
 import os
 import subprocess
 from pathlib import Path
-
-from dvc.config import Config
 
 from stages.lib.image import NONE
 from stages.lib.params import read_yaml
@@ -45,9 +44,9 @@ def job(command, options, terminal=False):
     site.mkdir(parents=True, exist_ok=True)
     writable, readable, environment = [str(base), str(site)], [], {"EYRIE_CACHE": str(base), "DVC_SITE_CACHE_DIR": str(site)}
     writable += links(workspace) + git_folders()
-    if cache := (Config(".dvc", validate=False).get("cache") or {}).get("dir"):
+    if cache := dvc_cache():
         Path(cache).mkdir(parents=True, exist_ok=True)
-        writable.append(os.path.abspath(cache))
+        writable.append(cache)
     if params["target"]["source"] == "hub":
         hub = hub_cache()
         Path(hub).mkdir(parents=True, exist_ok=True)
@@ -79,6 +78,19 @@ def links(workspace):
     """Where links of the workspace lead that hold what stages write, when it is outside: data on a larger disk, say."""
     places = [Path(p) for p in (".eyrie", ".dvc/cache", ".dvc/tmp", "data", "metrics")] + sorted(Path("data").glob("*"))
     return [real for p in places if p.is_symlink() and os.path.isdir(real := os.path.realpath(p)) and not inside(real, workspace)]
+
+
+def dvc_cache():
+    """cache.dir of DVC's configuration, absolute; None where it is DVC's own choice, inside the workspace. Read here, because the import of
+    DVC takes longer than the start of a container."""
+    found = None
+    for path in (Path("/etc/xdg/dvc/config"), Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "dvc/config",
+                 Path(".dvc/config"), Path(".dvc/config.local")):  # later ones win, as in DVC
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        parser.read(path)
+        if said := parser.get("cache", "dir", fallback="").strip().strip("'\""):
+            found = os.path.abspath(path.parent / os.path.expanduser(said))  # relative to the file that names it
+    return found
 
 
 def git_folders():

@@ -9,8 +9,6 @@ import json
 import re
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from stages.lib import files
 from stages.lib.image import IMAGES
 from stages.lib.params import read_yaml
@@ -124,6 +122,7 @@ def differences(root=".", base=None):
 
 def write(root=".", base=None):
     """Put the computed identities into docker/images.yaml; comments stay."""
+    from ruamel.yaml import YAML  # here: it is slow to import, and starting a container writes nothing
     path, yaml = Path(root) / IMAGES, YAML()
     document = yaml.load(path)
     document["images"].update({name: identity(name, root, base) for name in TARGETS})

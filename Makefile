@@ -1,7 +1,9 @@
 # `make help` lists the commands. Everything runs in .venv, which `make env` builds from the hash locks.
 
-VENV := .venv
-STAMP := $(VENV)/.installed
+# Inside an image (EYRIE_VENV) the environment is there already, and nothing is built.
+VENV := $(or $(EYRIE_VENV),.venv)
+STAMP := $(if $(EYRIE_VENV),,.venv/.installed)
+LOCKS := docker/requirements
 PROFILE ?=
 ARGS ?=
 # `make repro IN=container`; NETWORK=host where the target or a remote is to be fetched meanwhile
@@ -16,7 +18,7 @@ SGLANG := 0.5.15.post1
 WHEELS := .eyrie/sglang-wheels
 VERSIONS ?=
 
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Waiting OpenMP threads spin by default: on a machine with other work that costs up to 8 times the run time.
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
@@ -27,7 +29,7 @@ export DVC_NO_ANALYTICS := 1
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro preflight image image-gpu smoke test test-contract lint lock
+.PHONY: help env repro preflight smoke test test-contract test-container image image-gpu lint lock
 
 help:
 	@echo "make env                            build .venv (Python 3.12 or 3.11; PYTHON=... picks one,"
@@ -35,18 +37,20 @@ help:
 	@echo "make repro [PROFILE=name] [ARGS=..] run the pipeline; a failed stage leaves the last good outputs in place"
 	@echo "make preflight [PROFILE=name]       check all that can be checked before the first answer is generated, in a minute"
 	@echo "... IN=container                    the same in the image that the profile names; NETWORK=host if something is to be fetched"
-	@echo "make image | make image-gpu         build the images (ARGS=--help: base image, builder, network)"
 	@echo "make smoke                          the whole pipeline on a tiny random target, in a copy, in about a minute"
 	@echo "make test                           the tests"
 	@echo "make test-contract [VERSIONS=all]   the serving contract against SGLang's own code, on the CPU, in an environment beside"
-	@echo "make lint                           ruff"
+	@echo "make image, make image-gpu          build the container images (docs/container.md)"
+	@echo "make test-container                 build the CPU image and run the pipeline in it (needs Docker, or root and docker.io;"
+	@echo "                                    EYRIE_TEST_GPU_IMAGE=1: the GPU image too, 5 GB of downloads and 30 GB of disk)"
+	@echo "make lint                           ruff, and hadolint for the Dockerfile"
 	@echo "make lock                           write the hash locks anew (needs uv)"
 
 env: $(STAMP)
 
-$(STAMP): docker/requirements/install.sh docker/requirements/pip.txt docker/requirements/cpu-py311.txt docker/requirements/cpu-py312.txt \
-          docker/requirements/torch.txt docker/requirements/torch-default.txt docker/requirements/image-tools.txt
-	@bash docker/requirements/install.sh $(VENV)
+.venv/.installed: $(LOCKS)/install.sh $(LOCKS)/pip.txt $(LOCKS)/cpu-py311.txt $(LOCKS)/cpu-py312.txt $(LOCKS)/torch.txt \
+                  $(LOCKS)/torch-default.txt $(LOCKS)/image-tools.txt
+	@bash $(LOCKS)/install.sh .venv
 	@touch $@
 
 # The profile is written outside: it says which image to start.
@@ -59,12 +63,6 @@ repro: $(STAMP)
 preflight: $(STAMP)
 	@$(REPRO) preflight $(ARGS)
 
-image: $(STAMP)
-	@$(VENV)/bin/python -m tools.container build cpu $(ARGS)
-
-image-gpu: $(STAMP)
-	@$(VENV)/bin/python -m tools.container build gpu $(ARGS)
-
 smoke: $(STAMP)
 	@$(VENV)/bin/python -m tools.smoke $(ARGS)
 
@@ -72,21 +70,30 @@ test: $(STAMP)
 	@$(VENV)/bin/python -m pytest -n 2 tests $(ARGS)
 
 test-contract: $(CONTRACT)/.installed
-	@if [ "$(VERSIONS)" = all ]; then bash docker/requirements/sglang-wheels.sh $(WHEELS) all; fi
+	@if [ "$(VERSIONS)" = all ]; then bash $(LOCKS)/sglang-wheels.sh $(WHEELS) all; fi
 	@$(if $(filter all,$(VERSIONS)),EYRIE_SGLANG_WHEELS=$(WHEELS)) $(CONTRACT)/bin/python -m pytest tests/contract $(ARGS)
 
-$(CONTRACT)/.installed: $(STAMP) docker/requirements/install-contract.sh docker/requirements/contract-py311.txt docker/requirements/contract-py312.txt \
-                        docker/requirements/sglang-wheels.txt
-	@bash docker/requirements/install-contract.sh $(VENV) $(CONTRACT) $(WHEELS) $(SGLANG)
+$(CONTRACT)/.installed: $(STAMP) $(LOCKS)/install-contract.sh $(LOCKS)/contract-py311.txt $(LOCKS)/contract-py312.txt \
+                        $(LOCKS)/sglang-wheels.txt
+	@bash $(LOCKS)/install-contract.sh $(VENV) $(CONTRACT) $(WHEELS) $(SGLANG)
 	@touch $@
+
+image: $(STAMP)
+	@$(VENV)/bin/python -m tools.container build cpu $(ARGS)
+
+image-gpu: $(STAMP)
+	@$(VENV)/bin/python -m tools.container build gpu $(ARGS)
+
+test-container: $(STAMP)
+	@EYRIE_TEST_CONTAINER=1 $(VENV)/bin/python -m pytest tests/container $(ARGS)
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check $(ARGS) .
+	@$(VENV)/bin/hadolint Dockerfile
 
 # --universal: one file for every operating system; --no-header and --no-annotate: no paths of the machine that wrote it.
 # The GPU lock is for one machine: CUDA's packages are Linux only, SGLang's wheel needs glibc 2.34. It comes first; -c carries its
 # versions over to the others, so that a package has one version in whichever environment.
-LOCKS := docker/requirements
 COMPILE = $(UV) pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
           --exclude-newer $(LOCK_DAY)
 lock:

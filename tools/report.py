@@ -12,6 +12,7 @@ import sys
 
 from stages.lib.params import read_yaml
 from stages.lib.refusal import Refusal, run
+from tools.repro import DVC
 
 ABSENT = ("deleted", "not in cache")
 
@@ -74,11 +75,13 @@ def undeclared(pipeline, lock, values):
 
 def stale():
     """{stage: [why, ...]} for the working directory."""
-    command = [sys.executable, "-m", "dvc", "status", "--json"]  # this environment's, on PATH or not
-    asked = subprocess.run(command, capture_output=True, text=True)
-    if asked.returncode:
-        raise Refusal(f"`dvc status` failed under {sys.executable}: {(asked.stderr.strip() or 'no message').splitlines()[-1]}; "
-                      "activate the project's environment first (make env, then . .venv/bin/activate)")
+    try:
+        asked = subprocess.run([DVC, "status", "--json"], capture_output=True, text=True)
+        failed = asked.returncode and (asked.stderr.strip() or "no message").splitlines()[-1]
+    except FileNotFoundError:
+        failed = f"there is no {DVC}"
+    if failed:
+        raise Refusal(f"`dvc status` failed: {failed}; activate the project's environment first (make env, then . .venv/bin/activate)")
     status = json.loads(asked.stdout)
     reasons = changed(status)
     for stage, why in undeclared(read_yaml("dvc.yaml"), read_yaml("dvc.lock"), read_yaml("params.yaml")).items():

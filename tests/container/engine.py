@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -39,7 +38,7 @@ def docker(*arguments, check=True, **options):
     """Run docker; its output as text. On failure an AssertionError with what it said."""
     environment = {**os.environ, "DOCKER_BUILDKIT": "1", **options.pop("env", {})}
     done = subprocess.run([client(), *map(str, arguments)], env=environment, stdin=options.pop("stdin", subprocess.DEVNULL),
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+                          capture_output=True, text=True, **options)
     assert not check or done.returncode == 0, f"docker {' '.join(map(str, arguments))}: {done.stderr or done.stdout}"
     return done if not check else done.stdout
 
@@ -135,7 +134,7 @@ def base_image(work, prefix=None):
 
 def copy_python(prefix, into):
     """The interpreter at `prefix` as the official image has it: programs, library, headers, pip."""
-    name = f"python{sysconfig.get_python_version()}" if prefix == Path(sys.base_prefix) else max(p.name for p in (prefix / "lib").glob("python3.*"))
+    name = max(path.name for path in (prefix / "lib").glob("python3.*"))
     ignore = shutil.ignore_patterns("__pycache__", "*.a", "test", "tests", "idlelib", "tkinter", "turtledemo", "site-packages")
     shutil.copytree(prefix / "lib" / name, into / "lib" / name, symlinks=True, ignore=ignore)
     (into / "lib" / name / "site-packages").mkdir()

@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from stages.engines.sglang_server import free_port
 from stages.lib.refusal import Refusal
 from tests.fake_docker import fake
+from tools import serve
 from tools.container import __main__ as cli, build, doctor, engine, here
 from tools.container.plan import Job, plan
 
@@ -312,6 +315,54 @@ def test_a_container_whose_launcher_was_killed_is_found(host, tmp_path):
         left["State"]["Status"] = "exited"
         with engine.only_one(client, str(tmp_path)):
             assert ("DELETE", "/containers/c1", None) in there.calls
+
+
+# ---------------------------------------------------------------- serve
+
+def test_a_server_is_said_to_be_healthy_once_it_is(capsys):
+    port = free_port()
+    look = engine.until_healthy(f"http://127.0.0.1:{port}", 5)
+    look(None)
+    assert capsys.readouterr().out == ""
+    server = subprocess.Popen([sys.executable, "-S", str(ROOT / "tests/fake_sglang.py"), "--port", str(port)])
+    try:
+        deadline = time.monotonic() + 20
+        while not (said := capsys.readouterr().out) and time.monotonic() < deadline:
+            look(None)
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait()
+    assert said == f"the server is healthy: http://127.0.0.1:{port}\n"
+
+
+def test_a_server_that_does_not_become_healthy_is_given_up():
+    with pytest.raises(Refusal, match="not healthy after 0 minutes; its log is above"):
+        engine.until_healthy(f"http://127.0.0.1:{free_port()}", 0)(None)
+
+
+def test_the_server_is_started_with_the_profiles_flags_and_the_draft(in_tmp, monkeypatch):
+    (in_tmp / "data/export").mkdir(parents=True)
+    (in_tmp / "data/export/config.json").write_text("{}")
+    (in_tmp / "config.json").write_text("{}")
+    flags = Namespace(**{"mem-fraction-static": 0.4})
+    params = Namespace(engine=Namespace(name="sglang", dtype="bfloat16", flags=flags))
+    monkeypatch.setattr(serve.params, "load", lambda stage: params)
+    monkeypatch.setattr(serve.params, "plain", vars)
+    monkeypatch.setattr(serve.target, "open_target", lambda: in_tmp)
+    monkeypatch.setattr(serve.capability, "of_devices", lambda: ((12, 0),))
+    lines = []
+    monkeypatch.setattr(os, "execvpe", lambda name, line, env: lines.append((line, env)))
+    monkeypatch.setattr(sys, "argv", ["serve", "--port", "30007", "--chain", "3"])
+    serve.main()
+    (line, env), = lines
+    pairs = dict(zip(line, line[1:]))
+    assert pairs["--port"] == "30007" and pairs["--speculative-num-steps"] == "3" and pairs["--mem-fraction-static"] == "0.4"
+    assert pairs["--speculative-draft-model-path"] == str(in_tmp / "data/export") and pairs["--attention-backend"] == "flashinfer"
+    assert env["SGLANG_ENABLE_JIT_DEEPGEMM"] == "0"
+    params.engine.name = "transformers"
+    with pytest.raises(Refusal, match="engine.name is transformers, which serves nothing"):
+        serve.main()
 
 
 # ---------------------------------------------------------------- commands

@@ -3,12 +3,16 @@
 The image is the Dockerfile's `base` and no more: the launcher does not ask what is installed.
 """
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -70,7 +74,7 @@ def socket_group():
 
 def environment(work):
     return {**os.environ, "EYRIE_CACHE": str(work.with_name("cache")), "DVC_NO_ANALYTICS": "1", "PYTHONPATH": "",
-            "PYTHONDONTWRITEBYTECODE": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+            "PYTHONDONTWRITEBYTECODE": "1", "GIT_CONFIG_GLOBAL": os.devnull, "HOME": str(work.parent)}
 
 
 def run(work, *words, **more):
@@ -118,15 +122,14 @@ def test_a_command_that_the_image_lacks_is_one_sentence(work):
 
 
 def test_overhead_is_under_two_seconds(work):
-    bare = ["run", "--rm", "--network", "none", IMAGE, "true"]
-    run(work, "true"), engine.docker(*bare)
-    times = []
-    for call in (lambda: run(work, "true"), lambda: engine.docker(*bare)):
+    def seconds(call):
         start = time.monotonic()
         call()
-        times.append(time.monotonic() - start)
-    print(f"launcher {times[0]:.2f} s, docker run {times[1]:.2f} s")
-    assert times[0] - times[1] < 2
+        return time.monotonic() - start
+    ours = min(seconds(lambda: run(work, "true")) for _ in range(4))
+    bare = min(seconds(lambda: engine.docker("run", "--rm", "--network", "none", IMAGE, "true")) for _ in range(4))
+    print(f"launcher {ours:.2f} s, docker run {bare:.2f} s")
+    assert ours - bare < 2
 
 
 # ---------------------------------------------------------------- what a container may do
@@ -272,6 +275,32 @@ def test_the_container_of_a_killed_launcher_is_named(work):
         done = run(work, "true")
         assert done.returncode == 1 and f"`docker rm -f {containers(work)[0][:10]}" in done.stderr
     assert run(work, "true").returncode == 0
+
+
+# ---------------------------------------------------------------- a shell
+
+def test_a_shell_takes_keys_and_passes_its_size_on(work):
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 97, 0, 0))
+    words = [sys.executable, "-m", "tools.container", "shell", "--image", "cpu", "--reference", IMAGE]
+    shell = subprocess.Popen(words, cwd=work, env=environment(work), stdin=there, stdout=there, stderr=subprocess.PIPE,
+                             start_new_session=True)
+    os.close(there)
+    try:
+        os.write(here, b"sleep 99\n")
+        time.sleep(2)
+        os.write(here, b"\x03")  # ^C is the shell's, and ends the sleep alone
+        os.write(here, b"stty size; echo place=$PWD; exit 5\n")
+        assert shell.wait(30) == 5, shell.stderr.read()
+        said = os.read(here, 65536).decode()
+    finally:
+        shell.kill()
+        shell.wait()
+        shell.stderr.close()
+        os.close(here)
+        for left in containers(work):
+            engine.docker("rm", "-f", left)
+    assert "33 97" in said and f"place={work}" in said and containers(work) == []
 
 
 # ---------------------------------------------------------------- GPUs

@@ -124,7 +124,7 @@ IN_IMAGE = set(scratch.STAGES) - TARGET
 
 @pytest.fixture
 def pinned(clone):
-    """(the clone as the working directory, as if its last run had been in the gpu image)."""
+    """The clone, whose images, params and lock a test may change."""
     kept = {name: (clone / name).read_bytes() for name in ("params.yaml", "dvc.lock", "docker/images.yaml", "Dockerfile", GPU_LOCK)}
     yield clone
     for name, content in kept.items():

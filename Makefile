@@ -6,6 +6,9 @@ STAMP := $(if $(EYRIE_VENV),,.venv/.installed)
 LOCKS := docker/requirements
 PROFILE ?=
 ARGS ?=
+# `make repro IN=container`; NETWORK=host where the target or a remote is to be fetched meanwhile
+IN ?=
+NETWORK ?= none
 # Packages published after this day are not looked at, so that `make lock` gives the same locks on any day.
 LOCK_DAY := 2026-08-01
 UV ?= uv
@@ -33,6 +36,7 @@ help:
 	@echo "                                    TORCH_INDEX=... names an index that has CPU builds of torch)"
 	@echo "make repro [PROFILE=name] [ARGS=..] run the pipeline; a failed stage leaves the last good outputs in place"
 	@echo "make preflight [PROFILE=name]       check all that can be checked before the first answer is generated, in a minute"
+	@echo "... IN=container                    the same in the image that the profile names; NETWORK=host if something is to be fetched"
 	@echo "make smoke                          the whole pipeline on a tiny random target, in a copy, in about a minute"
 	@echo "make test                           the tests"
 	@echo "make test-contract [VERSIONS=all]   the serving contract against SGLang's own code, on the CPU, in an environment beside"
@@ -49,11 +53,15 @@ env: $(STAMP)
 	@bash $(LOCKS)/install.sh .venv
 	@touch $@
 
+# The profile is written outside: it says which image to start.
+CONTAINER = $(VENV)/bin/python -m tools.container run --network $(NETWORK) $(if $(PROFILE),--profile $(PROFILE)) -- python -m tools.repro
+REPRO = $(if $(filter container,$(IN)),$(CONTAINER),$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)))
+
 repro: $(STAMP)
-	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
+	@$(REPRO) $(ARGS)
 
 preflight: $(STAMP)
-	@$(VENV)/bin/python -m tools.repro $(if $(PROFILE),--profile $(PROFILE)) preflight $(ARGS)
+	@$(REPRO) preflight $(ARGS)
 
 smoke: $(STAMP)
 	@$(VENV)/bin/python -m tools.smoke $(ARGS)

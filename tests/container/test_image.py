@@ -1,5 +1,6 @@
 """The cpu image, built and used: what is in it, and the whole pipeline inside it without network, rights or a writable root."""
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,15 @@ UID = 4711  # a user that the image does not know, as the host's is
 
 @pytest.fixture(scope="session")
 def outside(tmp_path_factory):
-    """The smoke run on this machine, started before the image is built and ended by the test that compares. In a copy with a state of its
-    own."""
+    """The smoke run on this machine, in a copy: started before the image is built, waited for by the test that compares."""
     copy = workspace.make(tmp_path_factory.mktemp("outside") / "project")
     with open(copy.with_name("said"), "w") as said:
-        yield copy, subprocess.Popen([sys.executable, "-m", "tools.smoke", "--keep"], cwd=copy, stdin=subprocess.DEVNULL, stdout=said,
-                                     stderr=subprocess.STDOUT, env={**os.environ, **MAKE})
+        process = subprocess.Popen([sys.executable, "-m", "tools.smoke", "--keep"], cwd=copy, stdin=subprocess.DEVNULL, stdout=said,
+                                   stderr=subprocess.STDOUT, env={**os.environ, **MAKE, "EYRIE_CACHE": str(copy.with_name("cache"))})
+    yield copy, process
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
 
 
 # what the Makefile sets beside speed; in the container `make` sets it itself
@@ -67,18 +71,17 @@ def test_the_image_is_small(cpu):
 
 def test_smoke_runs_inside_as_any_user_without_network_and_gives_the_same_lock(cpu, base, outside, tmp_path):
     """`make smoke` in the image: every stage, DVC and git, in a mounted copy of the project. The same dvc.lock comes out as outside."""
+    other, process = outside
+    assert process.wait(600) == 0, other.with_name("said").read_text()
     project, cache = workspace.make(tmp_path / "project"), tmp_path / "cache"
-    cache.mkdir()
-    for path in (tmp_path, cache, project, *project.rglob("*")):
+    shutil.copytree(other.with_name("cache"), cache / "eyrie")  # the package with the tokenizer: there is no network to fetch it by
+    for path in (cache, *cache.rglob("*"), project, *project.rglob("*")):
         os.chown(path, UID, UID, follow_symlinks=False)
-    tmp_path.chmod(0o755)
     said = images.inside(cpu, "make", "smoke", "ARGS=--keep", user=f"{UID}:{UID}", workdir=project,
                          volume=f"{project}:{project}", mount=f"type=bind,source={cache},target=/cache")
     assert "smoke: all stages in" in said
     assert {path.lstat().st_uid for path in project.rglob("*")} == {UID}
     assert docker("run", "--rm", "--network", "none", cpu, "cat", "/etc/eyrie-image") == f"cpu {identity('cpu', ROOT, base)}\n"
-    other, process = outside
-    assert process.wait(300) == 0, other.with_name("said").read_text()
     smoke = ".eyrie/smoke"
     assert (project / smoke / "metrics/evaluate.json").read_bytes() == (other / smoke / "metrics/evaluate.json").read_bytes()
     assert (project / smoke / "dvc.lock").read_text() == (other / smoke / "dvc.lock").read_text()

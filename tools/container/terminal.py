@@ -33,7 +33,8 @@ def talk(container):
     there = getattr(line, "_sock", line)
 
     def carry():
-        sources, fitted = [sys.stdin, there], False
+        sources = [there]  # keys wait for the first words of the shell: a ^C before would interrupt the start itself
+        fitted = False
         while True:
             for source in select.select(sources, [], [])[0]:
                 if source is there:
@@ -41,7 +42,7 @@ def talk(container):
                         return
                     if not fitted:  # before its start a container has no terminal to fit
                         fit(container)
-                        fitted = True
+                        fitted, sources = True, [there, sys.stdin]
                     os.write(sys.stdout.fileno(), said)
                 elif typed := os.read(sys.stdin.fileno(), 65536):
                     there.sendall(typed)

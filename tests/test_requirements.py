@@ -86,7 +86,7 @@ def test_stages_find_in_the_gpu_image_what_they_import_in_the_cpu_environment():
 
 
 def test_cuda_s_compiler_is_of_torch_s_cuda():
-    """A newer nvcc meets older headers, or none of CCCL: every kernel that is compiled at run time would fail (docker/requirements/gpu.in)."""
+    """A newer nvcc meets older headers, or none of CCCL: every kernel that is compiled at run time would fail (gpu.in)."""
     gpu = versions("gpu.txt")
     toolchain = {name: gpu[f"nvidia-{name}"] for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-cccl", "cuda-nvrtc", "cuda-runtime")}
     assert {version.rsplit(".", 1)[0] for version in toolchain.values()} == {"13.0"}

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-BASE = "localhost/eyrie-base:test"
+BASE = "localhost/eyrie-base"
 MIRROR = "http://deb.debian.org/debian"
 # what Python's standard library is linked to, as in the official image
 LIBRARIES = "ca-certificates,libffi8,libssl3,libsqlite3-0,libreadline8,libncursesw6,libbz2-1.0,liblzma5,libuuid1,zlib1g"
@@ -104,16 +104,18 @@ def unmount(folder):
 
 
 def base_image(work, prefix=None):
-    """The name of a base for the Dockerfile: EYRIE_BASE_IMAGE, or one made of Debian 12's packages and the Python at `prefix`.
+    """The name of a base for the Dockerfile: EYRIE_BASE_IMAGE, or one made of Debian 12's packages and the Python at `prefix` (this one).
 
     The second is the official image's stand-in: the same release, Python in /usr/local. `work`: a scratch folder. Missing where neither
     can be had.
     """
     if os.environ.get("EYRIE_BASE_IMAGE"):
         return os.environ["EYRIE_BASE_IMAGE"]
-    if docker("image", "inspect", BASE, check=False).returncode == 0:
-        return BASE
     prefix = Path(prefix or sys.base_prefix)
+    python = max(path.name for path in (prefix / "lib").glob("python3.*"))
+    name = f"{BASE}:{python}"
+    if docker("image", "inspect", name, check=False).returncode == 0:
+        return name
     if not shutil.which("debootstrap"):
         raise Missing("there is no debootstrap to make a base image with; apt-get install debootstrap, or name one: EYRIE_BASE_IMAGE")
     if prefix == Path("/usr"):
@@ -123,18 +125,17 @@ def base_image(work, prefix=None):
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise Missing(f"debootstrap failed: {done.stdout.strip().splitlines()[-1:]}")
-    copy_python(prefix, root / "usr/local")
+    copy_python(prefix, python, root / "usr/local")
     for folder in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(root / folder, ignore_errors=True)
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
-        docker("import", "-", BASE, stdin=packed.stdout)
+        docker("import", "-", name, stdin=packed.stdout)
     shutil.rmtree(root)
-    return BASE
+    return name
 
 
-def copy_python(prefix, into):
-    """The interpreter at `prefix` as the official image has it: programs, library, headers, pip."""
-    name = max(path.name for path in (prefix / "lib").glob("python3.*"))
+def copy_python(prefix, name, into):
+    """The interpreter `name` (python3.12) at `prefix` as the official image has it: programs, library, headers, pip."""
     ignore = shutil.ignore_patterns("__pycache__", "*.a", "test", "tests", "idlelib", "tkinter", "turtledemo", "site-packages")
     shutil.copytree(prefix / "lib" / name, into / "lib" / name, symlinks=True, ignore=ignore)
     (into / "lib" / name / "site-packages").mkdir()
@@ -170,3 +171,11 @@ def wheel_index(folder):
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
+
+
+if __name__ == "__main__":  # .ci/run asks first: no engine is no reason to refuse a merge
+    try:
+        with engine():
+            pass
+    except Missing as missing:
+        sys.exit(f"test-container: not run: {missing}")

@@ -85,7 +85,8 @@ def test_hadolint_is_content():
     assert hadolint(DOCKERFILE) == (0, "")
 
 
-@pytest.mark.parametrize("line, rule", [("FROM docker.io/library/debian:latest", "DL3007"), ("RUN cd /tmp", "DL3003"), ("RUN sudo ls", "DL3004")])
+@pytest.mark.parametrize("line, rule", [("FROM docker.io/library/debian:latest", "DL3007"), ("RUN cd /opt && ls", "DL3003"),
+                                        ("RUN sudo ls", "DL3004")])
 def test_hadolint_finds_a_planted_fault(line, rule):
     code, said = hadolint(f"{DOCKERFILE}\n{line}\n")
     assert code and rule in said

@@ -338,5 +338,5 @@ def test_a_line_of_12000_characters_does_not_drown_the_end_of_a_log(in_tmp):
 def test_the_page_on_gpu_generations_names_every_line_of_the_table():
     page = (ROOT / "docs/blackwell.md").read_text()
     for line in capability.TABLE:
-        setting = f"`{line.name}={line.value}`" if line.name.isupper() else f"`--{line.name}{'' if line.value is True else f' {line.value}'}`"
-        assert setting in page, f"docs/blackwell.md lacks {setting}"
+        setting = f"{line.name}={line.value}" if line.name.isupper() else " ".join(launch.words({line.name: line.value}))
+        assert f"`{setting}`" in page, f"docs/blackwell.md lacks {setting}"

@@ -2,9 +2,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -283,8 +285,32 @@ def test_each_error_of_a_start_is_one_sentence_and_the_container_is_removed(host
 
 def test_an_engine_that_goes_away_is_said(host):
     with fake(host, answers={("POST", r"/containers/c1/wait"): None}), \
-            pytest.raises(Refusal, match="the engine went away while the container ran"):
+            pytest.raises(Refusal, match="the engine went away or no longer answers"):
         engine.run(engine.connect(), plan(JOB))
+
+
+class Stubborn:
+    """A container that only SIGKILL ends."""
+
+    def __init__(self):
+        self.sent, self.end = [], threading.Event()
+
+    def kill(self, name):
+        self.sent.append(name)
+        if name == "SIGKILL":
+            self.end.set()
+
+    def wait(self, timeout):
+        self.end.wait(10)
+        return {"StatusCode": 137}
+
+
+@pytest.mark.parametrize("stops, grace, sent", [
+    ([signal.SIGTERM], 0.2, ["SIGTERM", "SIGKILL"]), ([signal.SIGHUP], 0.2, ["SIGTERM", "SIGKILL"]),
+    ([signal.SIGINT] * 2, 60, ["SIGINT", "SIGKILL"])])
+def test_a_container_that_does_not_end_is_killed_after_a_while_or_at_the_second_signal(stops, grace, sent):
+    container = Stubborn()
+    assert engine.follow(container, [(number, time.monotonic()) for number in stops], grace) == 137 and container.sent == sent
 
 
 def test_the_engine_is_asked_for_what_the_plan_says(host):

@@ -333,3 +333,10 @@ def test_flags_are_compared_as_a_launch_line_would_have_them(there, wanted, same
 def test_a_line_of_12000_characters_does_not_drown_the_end_of_a_log(in_tmp):
     Path("log").write_text(f"server_args={'x' * 12_000}\nRuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n")
     assert len(log.tail("log")) < 600 and log.why("log")[0].startswith("no room for the KV cache")
+
+
+def test_the_page_on_gpu_generations_names_every_line_of_the_table():
+    page = (ROOT / "docs/blackwell.md").read_text()
+    for line in capability.TABLE:
+        setting = f"{line.name}={line.value}" if line.name.isupper() else " ".join(launch.words({line.name: line.value}))
+        assert f"`{setting}`" in page, f"docs/blackwell.md lacks {setting}"

@@ -287,12 +287,14 @@ def test_a_shell_takes_keys_and_passes_its_size_on(work):
                              start_new_session=True)
     os.close(there)
     try:
+        said = os.read(here, 65536).decode()  # the prompt
         os.write(here, b"sleep 99\n")
-        time.sleep(2)
+        time.sleep(1)
         os.write(here, b"\x03")  # ^C is the shell's, and ends the sleep alone
+        time.sleep(1)  # the terminal forgets at ^C what was typed ahead
         os.write(here, b"stty size; echo place=$PWD; exit 5\n")
         assert shell.wait(30) == 5, shell.stderr.read()
-        said = os.read(here, 65536).decode()
+        said += os.read(here, 65536).decode()
     finally:
         shell.kill()
         shell.wait()

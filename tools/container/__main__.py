@@ -25,8 +25,9 @@ def main():
     options = parser().parse_args(own)
     if command and options.do != "run":
         raise Refusal(f"{options.do} takes no command after `--`; for commands there is `run`")
-    sys.exit({"run": run_command, "shell": shell, "serve": serve, "build": build_image, "doctor": doctor_here,
-              "identity": identities}[options.do](options, command))
+    do = {"run": run_command, "shell": shell, "serve": serve, "build": build_image, "doctor": doctor_here, "identity": identities}
+    with engine.said_plainly():
+        sys.exit(do[options.do](options, command))
 
 
 def split(words):

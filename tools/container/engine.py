@@ -19,6 +19,7 @@ from stages.lib.refusal import Refusal
 from tools.container.plan import LABEL
 
 API = (1, 41)  # Docker 20.10
+PATIENCE = 300  # seconds for one answer of the engine: a busy disk makes the start of a container slow
 GRACE = 25  # seconds from a stop to a kill: longer than tools.repro gives a stage
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # what the engine says -> what it means and what to do
@@ -30,6 +31,7 @@ SAYS = (
      "one of the GPUs that were asked for does not exist; see `nvidia-smi -L`, --gpus and CUDA_VISIBLE_DEVICES"),
     (r"nvidia-container-cli: .*(driver|nvml|cuda)",
      "the NVIDIA driver does not answer or is too old for the image (CUDA 13.0 needs R580 or later); see what `nvidia-smi` says"),
+    (r"no such image", "the image is not there any more; build it with `python -m tools.container build`"),
     (r"no space left on device",
      "the engine's disk is full; free some with `docker system prune`, and see `python -m tools.container doctor`"),
     (r"rlimit", "the engine may not raise a limit that was asked for; start it with --ulimit none"),
@@ -44,7 +46,7 @@ def connect():
     """A client of the engine that DOCKER_HOST names, or of the usual socket. Refusal when none answers."""
     where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
-        client = docker.from_env()
+        client = docker.from_env(timeout=PATIENCE)
     except DockerException as error:
         cause = chain(error)
         if any(isinstance(e, PermissionError) for e in cause) or "Permission denied" in str(error):
@@ -108,13 +110,13 @@ def run(client, arguments, talk=None, meanwhile=None, grace=GRACE):
     A signal of STOPS goes to the container as it came; a second one, or `grace` seconds, kills it. talk: in the place of printing, see
     terminal.py. meanwhile: called with the container every tenth of a second.
     """
-    with stops_noted() as stops, said_plainly(arguments):
+    with stops_noted() as stops, said_plainly():
         container = client.containers.create(**arguments)
         try:
             printing = (talk or prints)(container)
             container.start()
             code = follow(container, stops, grace, meanwhile)
-            printing.join(5)
+            printing.join()
         finally:
             with contextlib.suppress(NotFound):
                 container.remove(force=True, v=True)
@@ -178,16 +180,14 @@ def follow(container, stops, grace, meanwhile=None):
 
 
 @contextlib.contextmanager
-def said_plainly(arguments):
+def said_plainly():
     """The engine's errors as Refusals."""
     try:
         yield
-    except ImageNotFound:
-        raise Refusal(f"the engine has no image {arguments['image']} any more") from None
     except APIError as error:
         raise Refusal(sentence(error.explanation or str(error))) from None
-    except requests.exceptions.ConnectionError as error:
-        raise Refusal(f"the engine went away while the container ran ({first_line(error)}); see its log, and `docker ps` once it is "
+    except requests.exceptions.RequestException as error:
+        raise Refusal(f"the engine went away or no longer answers ({first_line(error)}); see its log, and `docker ps` once it is "
                       "back") from None
 
 

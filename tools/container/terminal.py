@@ -33,13 +33,16 @@ def talk(container):
     there = getattr(line, "_sock", line)
 
     def carry():
-        fit(container)
-        sources = [sys.stdin, there]
+        sources = [there]  # keys wait for the first words of the shell: a ^C before would interrupt the start itself
+        fitted = False
         while True:
             for source in select.select(sources, [], [])[0]:
                 if source is there:
                     if not (said := there.recv(65536)):
                         return
+                    if not fitted:  # before its start a container has no terminal to fit
+                        fit(container)
+                        fitted, sources = True, [there, sys.stdin]
                     os.write(sys.stdout.fileno(), said)
                 elif typed := os.read(sys.stdin.fileno(), 65536):
                     there.sendall(typed)

@@ -10,11 +10,14 @@ from tests.pipeline import scratch
 from tools import report
 
 ROOT = Path(__file__).parents[1]
-PIPELINE = {"stages": {"train": {"params": ["train", "draft"], "deps": ["data/states", "stages/train.py"], "outs": ["data/draft"],
+IMAGE = {"docker/images.yaml": ["images.${engine.image}"]}
+PIPELINE = {"stages": {"train": {"params": [IMAGE, "train", "draft"], "deps": ["data/states", "stages/train.py"], "outs": ["data/draft"],
                                  "metrics": [{"metrics/train.json": {"cache": False}}]}}}
-LOCK = {"stages": {"train": {"params": {"params.yaml": {"train": {"lr": 1}, "draft": {"vocab_size": 2}}},
+LOCK = {"stages": {"train": {"params": {"params.yaml": {"train": {"lr": 1}, "draft": {"vocab_size": 2}},
+                                        "docker/images.yaml": {"images.gpu": "f1"}},
                              "deps": [{"path": "data/states"}, {"path": "stages/train.py"}],
                              "outs": [{"path": "data/draft"}, {"path": "metrics/train.json"}]}}}
+VALUES = {"engine": {"image": "gpu"}}
 
 
 def test_absent_files_are_no_change():
@@ -27,10 +30,11 @@ def test_the_reason_names_file_and_key():
 
 
 def test_a_lock_that_agrees_with_the_pipeline_has_nothing_undeclared():
-    assert report.undeclared(PIPELINE, LOCK) == {}
+    assert report.undeclared(PIPELINE, LOCK, VALUES) == {}
 
 
 @pytest.mark.parametrize("kind, value, said", [
+    ("params", IMAGE, "docker/images.yaml: images.gpu is in dvc.lock but no longer among the params"),
     ("params", "draft", "params.yaml: draft is in dvc.lock but no longer among the params"),
     ("deps", "data/states", "data/states is in dvc.lock but no longer among the deps"),
     ("outs", "data/draft", "data/draft is in dvc.lock but no longer among the outs"),
@@ -38,7 +42,7 @@ def test_a_lock_that_agrees_with_the_pipeline_has_nothing_undeclared():
 def test_what_only_the_lock_remembers_is_reported(kind, value, said):
     stage = PIPELINE["stages"]["train"]
     fewer = {"stages": {"train": {**stage, kind: [entry for entry in stage[kind] if entry != value]}}}
-    [(name, [why])] = report.undeclared(fewer, LOCK).items()
+    [(name, [why])] = report.undeclared(fewer, LOCK, VALUES).items()
     assert name == "train" and why.startswith(said)
 
 

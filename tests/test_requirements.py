@@ -6,9 +6,8 @@ import pytest
 
 from stages.contract import rules
 
-FOLDER = Path(__file__).resolve().parents[1] / "requirements"
+FOLDER = Path(__file__).resolve().parents[1] / "docker/requirements"
 LOCKS = sorted(FOLDER.glob("*.txt"), key=str)
-LOCKS.remove(FOLDER / "shared.txt")  # constraints, which pip is never given
 MAIN = ("cpu-py311.txt", "cpu-py312.txt")
 ACCELERATOR = re.compile(r"torch|triton|nvidia|cuda")
 
@@ -44,9 +43,11 @@ def test_anything_but_pinned_requirements_is_noticed(text):
         requirements(text)
 
 
-@pytest.mark.parametrize("path", [*FOLDER.iterdir(), FOLDER.parent / "Makefile"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*FOLDER.iterdir(), *(FOLDER.parents[1] / name for name in ("Makefile", "Dockerfile", ".ci/run"))],
+                         ids=lambda path: path.name)
 def test_no_index_is_named(path):
-    assert re.findall(r"https?://[^<\s]*|\w+\.(?:org|com|io)\b", path.read_text()) == []
+    """docker.io is the Dockerfile's base image, by digest, and the name of Debian's package."""
+    assert set(re.findall(r"https?://[^<\s]*|\w+\.(?:org|com|io)\b", path.read_text())) <= {"docker.io"}
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -60,10 +61,41 @@ def test_both_pythons_get_the_same_versions():
     assert {name: (first[name], second[name]) for name in first.keys() & second.keys() if first[name] != second[name]} == {}
 
 
-def test_cpu_environment_has_the_container_s_versions():
-    shared = dict(line.split("==") for line in (FOLDER / "shared.txt").read_text().splitlines() if "==" in line)
-    locked = versions(MAIN[0])
-    assert {name: version for name, version in shared.items() if locked.get(name) != version} == {}
+def differing(first, second):
+    """{package: both versions} where two locks have the same package in two versions."""
+    return {name: (first[name], second[name]) for name in first.keys() & second.keys() if first[name] != second[name]}
+
+
+@pytest.mark.parametrize("name", [*MAIN, "dvc.txt", "contract-py311.txt", "contract-py312.txt", "pip.txt"])
+def test_a_package_has_the_gpu_image_s_version_in_every_environment(name):
+    gpu, other = versions("gpu.txt"), versions(name)
+    assert differing(gpu, other) == {}
+    assert "setuptools" in gpu.keys() & versions("pip.txt").keys() & versions(MAIN[0]).keys()
+
+
+def test_two_versions_of_a_package_are_noticed():
+    assert differing({"numpy": "2.3.5", "dvc": "3"}, {"numpy": "2.4", "torch": "2"}) == {"numpy": ("2.3.5", "2.4")}
+
+
+def test_stages_find_in_the_gpu_image_what_they_import_in_the_cpu_environment():
+    """Named in cpu.in and absent from gpu.txt: what only the host, the linter or DVC's own environment needs."""
+    named = re.findall(r"^([a-z][a-z0-9-]*)==", (FOLDER / "cpu.in").read_text(), re.M)
+    assert set(named) - versions("gpu.txt").keys() == {"dvc", "docker", "pytest-xdist", "ruff"}
+    assert differing(versions("dvc.txt"), versions(MAIN[1])) == {} and "dvc" in versions("dvc.txt")
+    assert versions("gpu.txt")["ruamel-yaml"] == versions("dvc.txt")["ruamel-yaml"]
+
+
+def test_cuda_s_compiler_is_of_torch_s_cuda():
+    """A newer nvcc meets older headers, or none of CCCL: every kernel that is compiled at run time would fail (gpu.in)."""
+    gpu = versions("gpu.txt")
+    toolchain = {name: gpu[f"nvidia-{name}"] for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-cccl", "cuda-nvrtc", "cuda-runtime")}
+    assert {version.rsplit(".", 1)[0] for version in toolchain.values()} == {"13.0"}
+    assert gpu["torch"] == "2.11.0" and gpu["sglang"] == "0.5.15.post1"
+
+
+def test_only_one_package_of_the_gpu_lock_is_a_pre_release():
+    found = {name for name, version in versions("gpu.txt").items() if re.search(r"\d(a|b|rc|\.dev)\d", version)}
+    assert found == {"flash-attn-4"}
 
 
 def test_either_torch_finds_its_dependencies_in_the_main_lock():

@@ -221,15 +221,30 @@ def test_the_server_is_offline_and_never_simulates_its_acceptance(monkeypatch):
         launch.environment({}, None)
 
 
-def test_each_gpu_generation_gets_what_it_needs_and_hopper_nothing():
-    assert capability.needs((9, 0), tp=8, topk=4) == ({}, {})
-    assert capability.needs((10, 3)) == ({}, {})
+def test_each_gpu_generation_gets_what_it_needs_and_one_hopper_nothing():
+    unfused = {"enforce-disable-flashinfer-allreduce-fusion": True}
+    assert capability.needs((9, 0), topk=4) == ({}, {}) and capability.needs((9, 0), tp=8) == (unfused, {})
+    assert capability.needs((10, 3)) == ({}, {}) and capability.needs((10, 3), tp=2) == (unfused, {})
     assert capability.needs((10, 0), topk=4) == ({"attention-backend": "flashinfer"}, {})
     flags, variables = capability.needs((12, 0))
     assert flags == {"attention-backend": "flashinfer", "kv-cache-dtype": "bf16"} and variables == {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
     flags, variables = capability.needs((12, 1), tp=2)
     assert flags["disable-custom-all-reduce"] is True and variables["NCCL_P2P_DISABLE"] == "1"
     assert all(line.reason and line.source for line in capability.TABLE)
+
+
+def test_cards_of_sm_12x_get_triton_for_latent_attention_and_sinks():
+    for config in ({"architectures": ["GptOssForCausalLM"]}, {"kv_lora_rank": 512}, {"text_config": {"kv_lora_rank": 512}}):
+        assert capability.needs((12, 0), kind=capability.attention(config))[0]["attention-backend"] == "triton"
+    for config in ({"architectures": ["LlamaForCausalLM"]}, {"kv_lora_rank": None}):
+        assert capability.needs((12, 0), kind=capability.attention(config))[0]["attention-backend"] == "flashinfer"
+
+
+def test_the_profile_takes_a_line_of_the_table_away(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    own = engine(**{"tp-size": 2, "enforce-disable-flashinfer-allreduce-fusion": False})
+    flags, _ = sglang_server.wanted(tmp_path, own, {}, 0, ((9, 0), (9, 0)))
+    assert "--enforce-disable-flashinfer-allreduce-fusion" not in launch.words(flags)
 
 
 def test_the_devices_are_read_without_torch_in_the_stage():
@@ -331,3 +346,10 @@ def test_flags_are_compared_as_a_launch_line_would_have_them(there, wanted, same
 def test_a_line_of_12000_characters_does_not_drown_the_end_of_a_log(in_tmp):
     Path("log").write_text(f"server_args={'x' * 12_000}\nRuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n")
     assert len(log.tail("log")) < 600 and log.why("log")[0].startswith("no room for the KV cache")
+
+
+def test_the_page_on_gpu_generations_names_every_line_of_the_table():
+    page = (ROOT / "docs/blackwell.md").read_text()
+    for line in capability.TABLE:
+        setting = f"{line.name}={line.value}" if line.name.isupper() else " ".join(launch.words({line.name: line.value}))
+        assert f"`{setting}`" in page, f"docs/blackwell.md lacks {setting}"

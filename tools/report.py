@@ -6,11 +6,13 @@ Needs git and dvc.lock alone: an output that is merely absent (a clone without d
 """
 import argparse
 import json
+import re
 import subprocess
 import sys
 
 from stages.lib.params import read_yaml
 from stages.lib.refusal import Refusal, run
+from tools.repro import DVC
 
 ABSENT = ("deleted", "not in cache")
 
@@ -34,7 +36,23 @@ def changed(status):
     return {stage: why for stage, why in reasons.items() if why}
 
 
-def undeclared(pipeline, lock):
+def params_of(stage, values):
+    """{file: keys} of the stage's `params`; `${a.b}` in a key is what the params file, `values`, holds there."""
+    found = {"params.yaml": []}
+    for entry in stage.get("params", []):
+        for file, keys in (entry.items() if isinstance(entry, dict) else [("params.yaml", [entry])]):
+            found.setdefault(file, []).extend(re.sub(r"\$\{([\w.]+)\}", lambda m: str(value_of(values, m[1])), key) for key in keys)
+    return found
+
+
+def value_of(values, key):
+    """The value under a dotted key."""
+    for part in key.split("."):
+        values = values[part]
+    return values
+
+
+def undeclared(pipeline, lock, values):
     """{stage: [why, ...]} where dvc.lock remembers a param, dep or out that dvc.yaml no longer declares.
 
     DVC itself calls such a stage up to date (dvc#9913): the lost key then never invalidates anything again.
@@ -42,10 +60,10 @@ def undeclared(pipeline, lock):
     reasons = {}
     for name, stage in pipeline["stages"].items():
         locked = lock["stages"].get(name, {})
-        declared = [key for key in stage.get("params", [])]
+        declared = params_of(stage, values)
         for file, keys in locked.get("params", {}).items():
             for key in keys:
-                if key not in declared:
+                if key not in declared.get(file, []):
                     reasons.setdefault(name, []).append(f"{file}: {key} is in dvc.lock but no longer among the params of dvc.yaml")
         for kind, keys in (("deps", ("deps",)), ("outs", ("outs", "metrics", "plots"))):
             listed = {next(iter(entry)) if isinstance(entry, dict) else entry for key in keys for entry in stage.get(key, [])}
@@ -57,14 +75,16 @@ def undeclared(pipeline, lock):
 
 def stale():
     """{stage: [why, ...]} for the working directory."""
-    command = [sys.executable, "-m", "dvc", "status", "--json"]  # this environment's, on PATH or not
-    asked = subprocess.run(command, capture_output=True, text=True)
-    if asked.returncode:
-        raise Refusal(f"`dvc status` failed under {sys.executable}: {(asked.stderr.strip() or 'no message').splitlines()[-1]}; "
-                      "activate the project's environment first (make env, then . .venv/bin/activate)")
+    try:
+        asked = subprocess.run([DVC, "status", "--json"], capture_output=True, text=True)
+        failed = asked.returncode and (asked.stderr.strip() or "no message").splitlines()[-1]
+    except FileNotFoundError:
+        failed = f"there is no {DVC}"
+    if failed:
+        raise Refusal(f"`dvc status` failed: {failed}; activate the project's environment first (make env, then . .venv/bin/activate)")
     status = json.loads(asked.stdout)
     reasons = changed(status)
-    for stage, why in undeclared(read_yaml("dvc.yaml"), read_yaml("dvc.lock")).items():
+    for stage, why in undeclared(read_yaml("dvc.yaml"), read_yaml("dvc.lock"), read_yaml("params.yaml")).items():
         reasons.setdefault(stage, []).extend(why)
     return reasons
 

@@ -30,6 +30,8 @@ LAST_GOOD = STATE / "last-good"
 OPEN = ("engine.flags",)  # sections whose keys are an engine's, not ours
 GRACE = 20  # seconds that a stopped stage has to end by itself
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The program beside this Python, on PATH or not. Not `-m dvc`: in the GPU image DVC has an environment of its own.
+DVC = str(Path(sys.executable).with_name("dvc"))
 
 
 def main():
@@ -39,6 +41,8 @@ def main():
     options, arguments = parser.parse_known_args()
     if not Path("dvc.yaml").exists():
         raise Refusal("no dvc.yaml in this folder; run it from the root of the project")
+    if not Path(DVC).exists():
+        raise Refusal(f"there is no {DVC}; use make repro, or activate the project's environment first (. .venv/bin/activate)")
     with only_one():
         if options.profile:
             apply_profile(options.profile)
@@ -50,7 +54,7 @@ def repro(arguments):
     started = time.monotonic()
     before = {path for outputs in recorded().values() for path in outputs if os.path.lexists(path)}
     keep()
-    code = run_group([sys.executable, "-m", "dvc", "repro", *arguments])
+    code = run_group([DVC, "repro", *arguments])
     if code:
         restore(before)
     keep()
@@ -177,7 +181,7 @@ def restore(before):
             continue
         cached = [path for path in missing if path not in without_cache]
         if cached:
-            subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", "--allow-missing", *cached],
+            subprocess.run([DVC, "checkout", "--quiet", "--allow-missing", *cached],
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for path, md5 in outputs.items():
             kept = LAST_GOOD / path

@@ -30,7 +30,7 @@ def main():
     workspace.make(FOLDER, values)
     tiny_target.make(FOLDER / values["target"]["name"])
     os.chdir(FOLDER)
-    code = repro.run_group([sys.executable, "-m", "dvc", "repro"])
+    code = repro.run_group([repro.DVC, "repro"])
     if code:
         print(f"smoke: dvc repro failed with exit code {code}; the copy is in {FOLDER}", file=sys.stderr)
         sys.exit(code)

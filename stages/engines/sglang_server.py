@@ -16,7 +16,7 @@ from pathlib import Path
 from stages.engines import capability, sglang_launch as launch
 from stages.engines.http_json import Broken, Http, Refused
 from stages.engines.sglang_log import PORT_TAKEN, tail, why
-from stages.lib import params, state
+from stages.lib import files, params, state
 from stages.lib.refusal import Refusal
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -138,6 +138,15 @@ class Server(Running):
         self.stop()
 
 
+def wanted(model, engine, draft_flags, seed, capabilities):
+    """(flags, environment) of a server of the folder `model` on such GPUs: what they need, under the profile's, under the draft's."""
+    given = launch.of_profile(params.plain(engine.flags))
+    tp, topk = int(given.get("tp-size", 1)), int(draft_flags.get("speculative-eagle-topk") or 1)
+    kind = capability.attention(files.read_json(Path(model) / "config.json"))
+    needed, variables = capability.needs(capabilities[0], tp, topk, kind) if capabilities else ({}, {})
+    return {"random-seed": seed, **needed, **given, **draft_flags}, variables
+
+
 @contextlib.contextmanager
 def serve(name, model, engine, draft_flags=None, seconds=900.0, seed=0, variables=None):
     """Healthy servers of the model folder for the length of the block, each checked to be what is asked for.
@@ -146,20 +155,19 @@ def serve(name, model, engine, draft_flags=None, seconds=900.0, seed=0, variable
     server's own generator starts. Attached ones where EYRIE_SGLANG_URL names them: a variable, since where a server runs belongs to
     the machine and not to the experiment, and what could change a result is compared below.
     """
-    given, extra = launch.of_profile(params.plain(engine.flags)), draft_flags or {}
+    extra = draft_flags or {}
     if urls := os.environ.get("EYRIE_SGLANG_URL"):
         running = [Running(url.strip().rstrip("/")) for url in urls.split(",")]
         for server in running:
             server.check()
-            launch.same(server, engine.version, model, {"dtype": engine.dtype, **given, **extra})
+            launch.same(server, engine.version, model, {"dtype": engine.dtype, **launch.of_profile(params.plain(engine.flags)), **extra})
         yield running
         return
     if not (Path(model) / "config.json").is_file():
         raise Refusal(f"{model} holds no config.json; a server needs the model's folder")
     capabilities = capability.of_devices()
-    tp, topk = int(given.get("tp-size", 1)), int(extra.get("speculative-eagle-topk") or 1)
-    needed, more = capability.needs(capabilities[0], tp, topk) if capabilities else ({}, {})
-    flags = {"random-seed": seed, **needed, **given, **extra}
+    flags, more = wanted(model, engine, extra, seed, capabilities)
+    tp = int(flags.get("tp-size", 1))
     with contextlib.ExitStack() as stack:
         servers, taken = [], set()
         for i, gpus in enumerate(launch.places(engine.servers, tp, launch.visible(len(capabilities)))):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import yaml
 
+from stages.lib import image
 from stages.lib.files import digest_of, sha256
 
 # Read by every stage and tracked by none: tests/test_exec.py shows that these leave the bytes alone.
@@ -34,7 +35,9 @@ def read_yaml(path):
 def declared(stage):
     """The part of params.yaml that dvc.yaml lists under `stage`, as nested dicts."""
     values, visible = read_yaml("params.yaml"), {}
-    for key in read_yaml("dvc.yaml")["stages"][stage].get("params", []):
+    for key in listed(stage):
+        if isinstance(key, dict):  # of another file: docker/images.yaml
+            continue
         node, source = visible, values
         *parents, leaf = key.split(".")
         for part in parents:
@@ -43,19 +46,33 @@ def declared(stage):
     return visible
 
 
+def listed(stage):
+    """What dvc.yaml lists under the stage's `params`."""
+    return read_yaml("dvc.yaml")["stages"][stage].get("params", [])
+
+
 def load(stage):
-    """Params of `stage` as attributes, and `exec` beside them."""
+    """Params of `stage` as attributes, and `exec` beside them. Refusal outside the image that the stage runs in (image.py)."""
     values = read_yaml("params.yaml")
+    if runs_in_image(stage):
+        image.check(values["engine"]["image"], read_yaml(image.IMAGES)["images"])
     return _namespace({**declared(stage), **{key: values[key] for key in UNTRACKED}})
 
 
+def runs_in_image(stage):
+    return any(isinstance(key, dict) and image.IMAGES in key for key in listed(stage))
+
+
 def code_key(stage):
-    """Digest of the stage's Python files as dvc.yaml lists them: part of the key of everything kept in the state dir.
+    """Digest of the stage's Python files as dvc.yaml lists them and of its image: part of the key of everything kept in the state dir.
 
     Without it a changed draft.py would "resume" a finished run and hand out the old weights.
     """
     deps = read_yaml("dvc.yaml")["stages"][stage]["deps"]
-    return digest_of([[dep, sha256(dep)] for dep in sorted(deps) if dep.endswith(".py")])
+    code = [[dep, sha256(dep)] for dep in sorted(deps) if dep.endswith(".py")]
+    if runs_in_image(stage):
+        code.append(read_yaml(image.IMAGES)["images"][read_yaml("params.yaml")["engine"]["image"]])
+    return digest_of(code)
 
 
 def _namespace(node):

@@ -5,6 +5,7 @@ import sys
 import pytest
 from ruamel.yaml import YAML
 
+from stages.lib.image import IMAGES
 from stages.lib.params import UNTRACKED, read_yaml
 from tests.pipeline import scratch
 from tools.closure import closure
@@ -64,7 +65,7 @@ def test_a_superfluous_code_dep_is_found(bare):
 
 
 def test_every_section_of_params_is_declared_by_a_stage_or_untracked_on_purpose():
-    declared = {key.split(".")[0] for stage in STAGES.values() for key in stage["params"]}
+    declared = {key.split(".")[0] for stage in STAGES.values() for key in stage["params"] if isinstance(key, str)}
     assert set(read_yaml(scratch.ROOT / "params.yaml")) == declared | set(UNTRACKED)
     assert not declared & set(UNTRACKED)
 
@@ -95,7 +96,12 @@ def strays(paths, deps):
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_reads_only_what_it_declares(second, reads, name):
-    assert strays(read_by(reads, name), STAGES[name]["deps"]) == []
+    other_params = [file for key in STAGES[name]["params"] if isinstance(key, dict) for file in key]
+    assert strays(read_by(reads, name), [*STAGES[name]["deps"], *other_params]) == []
+
+
+def test_every_stage_that_runs_torch_declares_its_image():
+    assert [name for name, stage in STAGES.items() if {IMAGES: ["images.${engine.image}"]} not in stage["params"]] == ["target"]
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -4,11 +4,16 @@ import shutil
 
 import pytest
 from dvc.repo import Repo
+from ruamel.yaml import YAML
 
+from stages.lib.image import IMAGES
 from stages.lib.params import read_yaml
 from tests.pipeline import scratch
 from tests.pipeline.conftest import LONG_CASES, SHORT_CASES
+from tools.container import identity
 from tools.report import changed as stale_of
+
+GPU_LOCK = "docker/requirements/gpu.txt"
 
 TARGET, PREFLIGHT, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name in scratch.STAGES)
 
@@ -16,6 +21,7 @@ TARGET, PREFLIGHT, GENERATE, EXTRACT, TRAIN, EXPORT, EVALUATE = ({name} for name
 TABLE = {
     "target": (TARGET, "source name revision sha256"),
     "engine": (PREFLIGHT | GENERATE | EXTRACT | EVALUATE, "name version dtype threads servers parity"),
+    "engine ": (PREFLIGHT | GENERATE | EXTRACT | TRAIN | EXPORT | EVALUATE, "image"),
     "prompts": (PREFLIGHT | GENERATE, "files limit self max_tokens max_bad"),
     "generate": (GENERATE, "temperature top_p seed block cut max_cut"),
     "generate ": (PREFLIGHT | GENERATE, "max_new_tokens batch"),  # the plan's size
@@ -45,6 +51,8 @@ def leaf_keys(node, prefix=""):
 
 def other(value):
     """A value of the same kind that is not equal, for DVC too (to which 1, 1.0 and true are the same)."""
+    if value == "none":  # engine.image: a name of docker/images.yaml, or DVC would call the whole of it missing
+        return "gpu"
     if isinstance(value, bool):
         return not value
     if isinstance(value, list):
@@ -107,3 +115,67 @@ def test_other_traces_make_stale_what_reads_them(workspace):
     scratch.set_params(workspace, {"prompts": {"limit": 16}})
     assert scratch.repro(workspace, "generate") == ["preflight", "generate"]
     assert set(json.loads(scratch.run(workspace, "dvc", "status", "--json").stdout)) == {"extract", "evaluate"}
+
+
+# Images
+
+IN_IMAGE = set(scratch.STAGES) - TARGET
+
+
+@pytest.fixture
+def pinned(clone):
+    """The clone, whose images, params and lock a test may change."""
+    kept = {name: (clone / name).read_bytes() for name in ("params.yaml", "dvc.lock", "docker/images.yaml", "Dockerfile", GPU_LOCK)}
+    yield clone
+    for name, content in kept.items():
+        (clone / name).write_bytes(content)
+
+
+def as_if_run_in(path, name):
+    """dvc.lock of a finished run in the image `name`, written without running anything."""
+    scratch.set_params(path, {"engine": {"image": name}})
+    yaml, file = YAML(), path / "dvc.lock"
+    lock = yaml.load(file)
+    for stage in lock["stages"].values():
+        if IMAGES in stage["params"]:
+            stage["params"][IMAGES] = {f"images.{name}": identity.declared(path)[name]}
+        if "engine" in stage["params"].get("params.yaml", {}):
+            stage["params"]["params.yaml"]["engine"]["image"] = name
+    yaml.dump(lock, file)
+    assert stale() == set()
+
+
+def changed_gpu_lock(path):
+    with open(path / GPU_LOCK, "a") as file:
+        file.write("other==1.0 --hash=sha256:00\n")
+    identity.write(path)
+
+
+def test_a_new_gpu_lock_reruns_the_stages_of_a_gpu_profile(pinned):
+    as_if_run_in(pinned, "gpu")
+    changed_gpu_lock(pinned)
+    assert stale() == IN_IMAGE
+
+
+@pytest.mark.parametrize("name", ("none", "cpu"))
+def test_a_new_gpu_lock_reruns_nothing_elsewhere(pinned, name):
+    as_if_run_in(pinned, name)
+    changed_gpu_lock(pinned)
+    assert stale() == set()
+
+
+def test_a_comment_in_the_dockerfile_reruns_nothing(pinned):
+    as_if_run_in(pinned, "gpu")
+    with open(pinned / "Dockerfile", "a") as file:
+        file.write("\n# a comment\n")
+    identity.write(pinned)
+    assert stale() == set()
+
+
+@pytest.mark.parametrize("name", ("none", "gpu"))
+def test_a_new_image_shows_in_the_params_diff(pinned, name):
+    scratch.set_params(pinned, {"engine": {"image": name}})
+    before = identity.declared(pinned)["gpu"]
+    changed_gpu_lock(pinned)
+    shown = json.loads(scratch.run(pinned, "dvc", "params", "diff", "--json").stdout)[IMAGES]
+    assert shown == {"images.gpu": {"old": before, "new": identity.declared(pinned)["gpu"]}}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the environment of `make test-contract`: bash requirements/install-contract.sh .venv .venv-contract WHEELS VERSION
+# Builds the environment of `make test-contract`: bash docker/requirements/install-contract.sh .venv .venv-contract WHEELS VERSION
 # It sees the pipeline's packages through a .pth file and adds SGLang's source with what that imports: .venv itself stays free of SGLang.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python=$PWD/$1/bin/python venv=$2 wheels=$3 version=$4
-lock=requirements/contract-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
+lock=docker/requirements/contract-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
 
 echo "make test-contract: $lock and the source of sglang $version -> $venv"
 "$python" -m venv --clear --without-pip "$venv"
@@ -18,6 +18,6 @@ if ! "$python" -m pip --python "$venv/bin/python" install --disable-pip-version-
   exit 1
 fi
 # unpacked, not installed: its own list of dependencies would bring CUDA, and its wheel fits one platform
-bash requirements/sglang-wheels.sh "$wheels" "$version"
+bash docker/requirements/sglang-wheels.sh "$wheels" "$version"
 "$python" -m zipfile -e "$wheels"/sglang-"$version"-*.whl "$site"
 echo "make test-contract: environment ready in $SECONDS s"

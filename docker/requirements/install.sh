@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the virtual environment anew from the hash locks: bash requirements/install.sh .venv
-# PYTHON picks the interpreter; TORCH_INDEX is an extra package index to look for torch's CPU build in.
+# Builds the virtual environment anew from the hash locks: bash docker/requirements/install.sh .venv
+# PYTHON picks the interpreter; TORCH_INDEX is an extra package index to look for torch's CPU build in; TORCH_DEFAULT=no: no other build will do.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 venv=$1
 candidates=${PYTHON:-python3.12 python3.11 python3}
 
@@ -20,7 +20,7 @@ if [ -z "$python" ]; then
   echo "make env: install one, or name it: make env PYTHON=/path/to/python3.12" >&2
   exit 1
 fi
-lock=requirements/cpu-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
+lock=docker/requirements/cpu-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
 
 echo "make env: $("$python" --version), $lock -> $venv (under a minute with a fast index)"
 "$python" -m venv --clear "$venv"
@@ -30,13 +30,20 @@ install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-c
 # An installer says much on a good day: its words are shown when it fails.
 quietly() { "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }; }
 
-quietly install -r requirements/pip.txt
+quietly install -r docker/requirements/pip.txt
 quietly install --no-build-isolation -r "$lock"
-if ! install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements/torch.txt >"$log" 2>&1; then
+if ! install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r docker/requirements/torch.txt >"$log" 2>&1; then
   # pip's words depend on whether the user has a constraints file; anything else is no reason to fetch several GB
   if ! grep -qi 'no matching distribution' "$log"; then cat "$log" >&2; exit 1; fi
+  if [ "${TORCH_DEFAULT:-}" = no ]; then
+    echo "no CPU build of torch found (docker/requirements/torch.txt); give TORCH_INDEX, the url of an index that has one" >&2
+    exit 1
+  fi
   echo "make env: no CPU build of torch found; installing the index's default build (on Linux: CUDA, several GB)." >&2
   echo "make env: to avoid that, stop here and run: make env TORCH_INDEX=<url of an index with CPU builds>" >&2
-  quietly install -r requirements/torch-default.txt
+  quietly install -r docker/requirements/torch-default.txt
 fi
+# the project's list; an image, which has no use for them, does not get it
+if [ -e docker/requirements/image-tools.txt ]; then quietly install -r docker/requirements/image-tools.txt; fi
+rm "$log"
 echo "make env: done in $SECONDS s"

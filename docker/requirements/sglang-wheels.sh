@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fetches SGLang wheels by their hash, those that are not there yet: bash requirements/sglang-wheels.sh FOLDER VERSION|all
+# Fetches SGLang wheels by their hash, those that are not there yet: bash docker/requirements/sglang-wheels.sh FOLDER VERSION|all
 # Always the build for Python 3.11 on Linux x86_64, whatever runs here: only its Python source is read.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 folder=$1 wanted=$2
-list=requirements/sglang-wheels.txt
+list=docker/requirements/sglang-wheels.txt
 if [ "$wanted" = all ]; then wanted=$(sed -n 's/^sglang==\([^ ]*\).*/\1/p' "$list"); fi
 mkdir -p "$folder"
 for version in $wanted; do

@@ -82,7 +82,7 @@ def extract_served(folder, p, taps, rows, todo, tokens, greedy, num_layers):
         if not parity.by_layers(p.engine):
             setup(folder, p, taps)
             both = SimpleNamespace(capture=lambda sequences, _: states_alone(capture, sequences),
-                                   plain_states=engine.plain_states, next_ids=engine.next_ids)
+                                   plain_states=engine.plain_states, head_weight=engine.head_weight)
             figures = parity.probe(both, rows, taps, p.extract.probe_rows, greedy, p.engine.dtype)
         budget.check_time("extract", tokens, figures.pop("tokens_per_s"), p.exec.max_hours)
         for _ in workers.run(extract_served_shard, todo, p.exec.workers, setup_client, (p, taps, capture), "extract", tokens):

@@ -138,6 +138,6 @@ def test_a_parity_that_there_is_not_is_refused(name, word):
 def test_a_near_tie_counts_as_repeated_and_another_word_does_not(states):
     folder, ids, _, last, logits = states
     second = logits.topk(2, -1).indices[:, 1]
-    near = (logits.amax(-1) - logits.gather(1, second[:, None])[:, 0]) / logits.std(-1) <= layer_parity.TIE
+    near = (logits.amax(-1) - logits.gather(1, second[:, None])[:, 0]) / logits.std(-1) <= parity.TIE
     assert layer_parity.repeats(folder, last, second) == near.float().mean().item()
     assert layer_parity.repeats(folder, last, logits.argmin(-1)) == 0

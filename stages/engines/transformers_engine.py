@@ -155,6 +155,11 @@ class Engine:
         """The target's own argmax after each row of `last [n, H]`: int64 [n]."""
         return self.head(last).argmax(-1)
 
+    @property
+    def head_weight(self):
+        """[V, H]."""
+        return self.head.weight.detach()
+
     @torch.inference_mode()
     def verify(self, ids, cache, boundaries):
         """Run `ids` (list of n new token ids) behind `cache`: the logits [n, V] in fp32 and aux [n, K*H]. The cache grows by n."""

@@ -20,11 +20,6 @@ from stages.lib import files, parity, target
 from stages.lib.refusal import Refusal
 
 UPDATE_COSINE_P1 = 0.9  # of what the layer adds; one layer off is near 0 (tests/test_layer_parity.py)
-# of the logits' standard deviation. Random weights have near ties everywhere: of 26,000 greedy tokens of a random 8 B Llama in bf16,
-# 10 % were not the prefill's argmax. A word drawn blindly comes this near once in ten thousand.
-TIE = 0.15
-
-
 def both_sides(boundaries, num_layers):
     """The boundaries to capture for `probe`: each of `boundaries` and a neighbour that one layer links it to. Ascending."""
     return sorted({side for b in boundaries for side in link_of(b, num_layers)})
@@ -86,13 +81,8 @@ def layer_parity(folder, boundary, entering, leaving, dtype=torch.float32):
 
 @torch.inference_mode()
 def repeats(folder, last, tokens):
-    """Share of rows whose head(last) says the token that follows, or comes within TIE of it: an engine decodes with other kernels than it
-    prefills. last [n, H], tokens [n]: the emitted token behind each row."""
-    head, short = target.head_and_norm(folder)["head"].float(), []
-    for states, said in zip(last.split(256), tokens.split(256)):
-        logits = states.float() @ head.T
-        short.append((logits.amax(-1) - logits.gather(1, said[:, None])[:, 0]) / logits.std(-1))
-    return (torch.cat(short) <= TIE).float().mean().item()
+    """Share of rows whose head(last) says the token that follows (parity.says). last [n, H], tokens [n]: the emitted token behind each row."""
+    return parity.says(last, tokens, target.head_and_norm(folder)["head"]).float().mean().item()
 
 
 @functools.lru_cache(maxsize=1)  # several sequences go through one layer after the other

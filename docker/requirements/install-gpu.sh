@@ -23,6 +23,9 @@ done
 # antlr4-python3-runtime, DVC's, is published as source only: built with the setuptools of pip.txt, not one fetched unpinned
 install "$dvc" --no-build-isolation -r dvc.txt
 install "$venv" --only-binary :all: -r gpu.txt
+# Two wheels have the same 99 files with other content, and both are required: the build for CUDA 13 must win, whole, for the other one's
+# compiler writes code for sm_120 that ptxas refuses (NVIDIA/cutlass#3170, #3259; sglang#25958 does the same).
+install "$venv" --force-reinstall --only-binary :all: -r <(sed -n '/^nvidia-cutlass-dsl-libs-cu13==/,/[^\]$/p' gpu.txt)
 for environment in "$dvc" "$venv"; do "$environment/bin/python" -m pip check; done
 # beside the stages' Python, where `make repro` looks for it; a stage's own command says `python`, which stays the stages'
 ln -s "$dvc/bin/dvc" "$venv/bin/dvc"

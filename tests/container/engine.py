@@ -7,6 +7,7 @@ import contextlib
 import functools
 import http.server
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,8 @@ def engine(path_first=None):
     if os.geteuid() != 0:
         raise Missing("no engine answers, and starting dockerd takes root; start the machine's own")
     folder = Path(tempfile.mkdtemp(prefix="eyd", dir=os.environ.get("EYRIE_DOCKER_ROOT")))  # short: a socket's path ends at 107 bytes
+    folder.chmod(0o711)  # for the group that owns the socket
+    in_memory(folder)
     host, before = f"unix://{folder}/s", os.environ.get("DOCKER_HOST")
     path = os.pathsep.join([*([str(path_first)] if path_first else []), "/usr/sbin", "/sbin", os.environ["PATH"]])
     with open(folder / "log", "wb") as log:
@@ -98,9 +101,18 @@ def engine(path_first=None):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def in_memory(folder):
+    """A file system in memory for the engine, where there is plenty: the tens of thousands of files of an image are gone at once
+    afterwards, which takes a slow disk minutes. The cpu image and what it takes to build it are under 5 GB; the gpu image is too large."""
+    free = int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    if free > 14e9 and not os.environ.get("EYRIE_TEST_GPU_IMAGE"):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9g,mode=711", "eyrie-test", folder], check=False, capture_output=True)
+
+
 def unmount(folder):
-    """What a daemon leaves mounted below its folder: removing the files through a mount would remove those behind it."""
-    below = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.split()[1].startswith(f"{folder}/")]
+    """What is mounted at an engine's folder and below: removing the files through a mount would remove those behind it."""
+    points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    below = [point for point in points if point == str(folder) or point.startswith(f"{folder}/")]
     for point in sorted(below, reverse=True):
         subprocess.run(["umount", point], check=False)
 

@@ -81,7 +81,7 @@ def layer_parity(folder, boundary, entering, leaving, dtype=torch.float32):
 
 @torch.inference_mode()
 def repeats(folder, last, tokens):
-    """Share of rows whose head(last) says the token that follows (parity.says). last [n, H], tokens [n]: the emitted token behind each row."""
+    """Share of rows whose head(last) says the token behind them (parity.says). last [n, H], tokens [n]."""
     return parity.says(last, tokens, target.head_and_norm(folder)["head"]).float().mean().item()
 
 

@@ -166,7 +166,7 @@ def probe(engine, rows):
 
 def altered(engine, capture):
     """The engine with another capture, as a faulty plugin would have."""
-    return SimpleNamespace(capture=capture, plain_states=engine.plain_states, next_ids=engine.next_ids)
+    return SimpleNamespace(capture=capture, plain_states=engine.plain_states, head_weight=engine.head_weight)
 
 
 def test_the_parity_probe_accepts_a_right_capture(probed):

@@ -93,12 +93,16 @@ def main():
     run = setting(options.prompts)
     with concurrent.futures.ThreadPoolExecutor(options.side_by_side) as pool:
         results = list(pool.map(lambda case: on_server(case, run, options.out / "drafts"), CASES))
+    write(options.out, results, run)  # what was served outlives a gate that does not come to its end
     judge(results, run)
-    for result in results:
-        result.pop("rows", None), result.pop("passes", None)
-    files.write_json(options.out / "faults.json", results)
-    files.write_text(options.out / "README.md", table(results, len(run.asked)))
+    write(options.out, results, run)
     print((options.out / "README.md").read_text())
+
+
+def write(out, results, run):
+    shown = [{key: value for key, value in result.items() if key not in ("rows", "passes")} for result in results]
+    files.write_json(out / "faults.json", shown)
+    files.write_text(out / "README.md", table(shown, len(run.asked)))
 
 
 def setting(count):

@@ -47,7 +47,7 @@ def test_what_only_the_lock_remembers_is_reported(kind, value, said):
 
 
 # strict: once the pipeline has been run with this code, and dvc.lock and metrics are committed, this mark must go
-@pytest.mark.xfail(strict=True, reason="dvc.lock and metrics are of commit 388ac88: the run that the code since then asks for was cut short")
+@pytest.mark.xfail(strict=True, reason="dvc.lock and metrics are of commit 388ac88; the run that later code asks for was cut short")
 def test_the_lock_of_this_commit_matches_its_code_and_params(tmp_path):
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
     found = scratch.run(tmp_path / "clone", sys.executable, "-m", "tools.report", "--stale", check=False)

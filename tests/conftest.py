@@ -1,9 +1,16 @@
 from stages.lib import cpu  # noqa: F401  before torch
+import importlib.util
 
 import pytest
 import torch
 
 torch.set_num_threads(1)  # two test processes share two cores
+
+
+if importlib.util.find_spec("hypothesis"):  # the contract's environment has none
+    import hypothesis
+    hypothesis.settings.register_profile("eyrie", deadline=None)  # a slow machine is no failure
+    hypothesis.settings.load_profile("eyrie")
 
 
 @pytest.fixture

@@ -112,7 +112,8 @@ def test_when_the_keeper_is_killed_the_server_goes_with_it_and_stop_ends_the_res
 
 STAGE = """
     import signal, sys, time
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a shell's nohup hands on that it is ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a shell's nohup hands on that it is ignored,
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # its & that this one is
     sys.path.insert(0, {root!r})
     from tests.test_sglang_server import fake
     from stages.lib.refusal import run
